@@ -153,8 +153,8 @@ test-tf215: ## Run the tests of the tape and the operations with TensorFlow 2.15
 GPU_VENVS := .venv-gpu .venv-gpu211
 # Those of PyTorch: the others need TensorFlow, other machines, or minutes for what has nothing to do with a build.
 GPU_BUILD_TESTS := $(filter-out %_papers.py %_hosts.py %_smoke.py %_work.py %cookbook.py %_gpu_programs.py, \
-	$(shell grep -L "tensorflow\|keras" tests/parallel/test_*.py)) $(addprefix tests/parallel/test_conformance_,invariants.py merging.py) \
-	tests/single/test_nccl.py
+	$(shell grep -L "tensorflow\|keras" tests/parallel/test_*.py)) \
+	$(addprefix tests/parallel/test_conformance_,invariants.py merging.py model_optimizer.py) tests/single/test_nccl.py
 .PHONY: setup-gpu $(GPU_VENVS:%=setup-%)
 setup-gpu: $(GPU_VENVS:%=setup-%) ## Make .venv-gpu and .venv-gpu211: PyTorch for CUDA, and Horovod and ours built with NCCL
 $(GPU_VENVS:%=setup-%): setup-%:

@@ -29,9 +29,8 @@ class MutantError(Exception):
 class Mutant(NamedTuple):
     """One defect: where `find` stands once in `file`, `replace` is put."""
 
-    name: str
-    rule: str
     file: str
+    name: str
     find: str
     replace: str
     caught_by: list[str]
@@ -46,7 +45,8 @@ class Mutant(NamedTuple):
 
 def read_list(only: list[str]) -> list[Mutant]:
     """Give the list's mutants in the order of their files, or those named in `only`."""
-    mutants = [Mutant(**entry) for entry in tomllib.loads(LIST.read_text())["mutant"]]
+    files = tomllib.loads(LIST.read_text())
+    mutants = [Mutant(file, name, **entry) for file, entries in files.items() for name, entry in entries.items()]
     names = [mutant.name for mutant in mutants]
     if len(set(names)) < len(names):
         raise MutantError(f"Two mutants of {LIST.name} have the same name.")
@@ -126,7 +126,7 @@ def survivors_among(mutants: list[Mutant], directory: Path, info: Path, jobs: in
         finally:
             path.write_text(text)
         verdict = ", ".join(f"{test} {outcome or 'PASSES'}" for test, outcome in outcomes.items())
-        print(f"{mutant.name} (rule {mutant.rule}): {verdict}; {time.monotonic() - begin:.0f} s", flush=True)
+        print(f"{mutant.name}: {verdict}; {time.monotonic() - begin:.0f} s", flush=True)
         if not all(outcomes.values()):
             survivors.append(mutant.name)
     return survivors
@@ -145,7 +145,7 @@ def main() -> None:
         mutants = read_list(arguments.only)
         if arguments.list:
             for mutant in mutants:
-                print(f"{mutant.name} (rule {mutant.rule}; {mutant.file}): {', '.join(mutant.caught_by)}")
+                print(f"{mutant.name} ({mutant.file}): {', '.join(mutant.caught_by)}")
             return
         survivors = survivors_among(mutants, arguments.directory.resolve(), arguments.info.resolve(), arguments.jobs)
     except MutantError as error:

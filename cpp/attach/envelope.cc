@@ -8,7 +8,7 @@ namespace {
 const std::string kPrefix = "horovod_partial/";
 // The name of the request that carries a report. No tensor of ours has this name, because theirs begin with kPrefix.
 const std::string kReport = "horovod_partial\n";
-const std::string kAgreement = "horovod_partial.agreement.";
+const std::string kAgreement = "allreduce.horovod_partial.agreement.";  // named like those of a program in PyTorch
 // The name of the response that carries decisions about micro-batches. No bucket has this name.
 constexpr const char* kGrants = "horovod_partial.grants";
 

@@ -11,6 +11,7 @@
 #include "attach/device.h"
 #include "attach/library.h"
 #include "attach/merging.h"
+#include "attach/sessions.h"
 #include "bindings/conversions.h"
 #include "bindings/monitor_calls.h"
 #include "bindings/stacks.h"
@@ -229,6 +230,7 @@ PYBIND11_MODULE(_attach, m) {
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   });
 
+  const py::call_guard<py::gil_scoped_release> released;
   const py::arg library("library");
   const py::arg process_set("process_set");
   const py::arg name("name");
@@ -246,23 +248,20 @@ PYBIND11_MODULE(_attach, m) {
 
   py::class_<OwnerReference>(m, "Owner")
       .def(py::init<>())
-      .def("own", &OwnerReference::Own, py::call_guard<py::gil_scoped_release>(), library, process_set, name);
+      .def("own", &OwnerReference::Own, released, library, process_set, name);
 
   py::class_<DrainedFamily>(m, "Draining")
-      .def(py::init<const std::string&, std::int32_t, Family>(), py::call_guard<py::gil_scoped_release>(), library,
-           process_set, py::arg("family"))
-      .def_property_readonly("is_due",
-                             py::cpp_function(&DrainedFamily::IsDue, py::call_guard<py::gil_scoped_release>()))
-      .def("end", &DrainedFamily::End, py::call_guard<py::gil_scoped_release>());
+      .def(py::init<const std::string&, std::int32_t, Family>(), released, library, process_set, py::arg("family"))
+      .def_property_readonly("is_due", py::cpp_function(&DrainedFamily::IsDue, released))
+      .def("end", &DrainedFamily::End, released);
 
   py::class_<PossibleArrivals::ForeignWait>(m, "ForeignWait")
       .def(py::init([] {
              return std::make_unique<PossibleArrivals::ForeignWait>(attach::PossibleArrivalsOfProcess(), Now());
            }),
-           py::call_guard<py::gil_scoped_release>());
+           released);
   m.def(
-      "polled", [](bool over) { attach::PossibleArrivalsOfProcess()->Polled(over, Now()); },
-      py::call_guard<py::gil_scoped_release>(), py::arg("over"));
+      "polled", [](bool over) { attach::PossibleArrivalsOfProcess()->Polled(over, Now()); }, released, py::arg("over"));
 
   py::class_<Handle>(m, "Handle")
       .def("poll", &Handle::Poll)
@@ -270,11 +269,11 @@ PYBIND11_MODULE(_attach, m) {
       .def("info", &Handle::Info);
 
   py::class_<FlushOfSet>(m, "Flush")
-      .def(py::init<const std::string&, std::int32_t, std::vector<Family>, bool>(),
-           py::call_guard<py::gil_scoped_release>(), library, process_set, py::arg("drained"), py::arg("ends"))
-      .def("wait", &FlushOfSet::Wait, py::call_guard<py::gil_scoped_release>(), py::arg("drainings"))
+      .def(py::init<const std::string&, std::int32_t, std::vector<Family>, bool>(), released, library, process_set,
+           py::arg("drained"), py::arg("ends"))
+      .def("wait", &FlushOfSet::Wait, released, py::arg("drainings"))
       .def_property_readonly("was_needed", &FlushOfSet::WasNeeded)
-      .def("end", &FlushOfSet::End, py::call_guard<py::gil_scoped_release>());
+      .def("end", &FlushOfSet::End, released);
 
   py::module_::import("horovod_partial._core");  // defines BucketSpec
   py::class_<BucketConfig>(m, "BucketConfig")
@@ -292,16 +291,16 @@ PYBIND11_MODULE(_attach, m) {
             const heartbeat::Limits limits{heartbeat::Seconds(abort), heartbeat::Seconds(stall)};
             return Monitor::Listen(size, limits, MonitorCalls(0, limits, neighbours));
           },
-          py::call_guard<py::gil_scoped_release>(), py::arg("size"), py::kw_only(), py::arg("abort_seconds"),
-          py::arg("stall_seconds"), py::arg("neighbours"))
+          released, py::arg("size"), py::kw_only(), py::arg("abort_seconds"), py::arg("stall_seconds"),
+          py::arg("neighbours"))
       .def_static(
           "join",
           [](Rank rank, const std::string& endpoint, double abort, double stall, const Neighbours& neighbours) {
             const heartbeat::Limits limits{heartbeat::Seconds(abort), heartbeat::Seconds(stall)};
             return Monitor::Join(rank, limits, endpoint, MonitorCalls(rank, limits, neighbours));
           },
-          py::call_guard<py::gil_scoped_release>(), py::arg("rank"), py::arg("endpoint"), py::kw_only(),
-          py::arg("abort_seconds"), py::arg("stall_seconds"), py::arg("neighbours"))
+          released, py::arg("rank"), py::arg("endpoint"), py::kw_only(), py::arg("abort_seconds"),
+          py::arg("stall_seconds"), py::arg("neighbours"))
       .def("rest", &Monitor::Rest)
       .def_property_readonly("endpoint", &Monitor::endpoint);
 
@@ -347,8 +346,7 @@ PYBIND11_MODULE(_attach, m) {
           },
           py::kw_only(), py::arg("first"));
 
-  m.def("attach", &attach::Attach, py::call_guard<py::gil_scoped_release>(), library, py::kw_only(),
-        py::arg("waits_are_told"));
+  m.def("attach", &attach::Attach, released, library, py::kw_only(), py::arg("waits_are_told"));
   m.def(
       "require_process_set",
       [](const std::string& library, std::int32_t process_set) {
@@ -356,22 +354,32 @@ PYBIND11_MODULE(_attach, m) {
         attach::SessionOf(library, process_set);
       },
       library, process_set);
-  m.def("gather", &attach::Gather, py::call_guard<py::gil_scoped_release>(), library, py::arg("text"));
-  m.def("record", &attach::Record, py::call_guard<py::gil_scoped_release>(), library, py::arg("directory"),
-        py::arg("most_bytes"));
+  m.def("gather", &attach::Gather, released, library, py::arg("text"));
+  m.def(
+      "record",
+      [](const std::string& library, const std::string& directory, std::size_t most_bytes) {
+        attach::SessionOf(library, 0)->recorder()->Begin(directory, most_bytes);
+      },
+      released, library, py::arg("directory"), py::arg("most_bytes"));
   m.def(
       "record_wait",
       [](const std::string& library, std::int64_t begin, std::int64_t end) {
-        attach::RecordWait(library, std::chrono::nanoseconds(begin), std::chrono::nanoseconds(end));
+        if (const auto recorder = attach::LastRecorder(library))
+          recorder->WaitedForHorovod(std::chrono::nanoseconds(begin), std::chrono::nanoseconds(end));
       },
-      py::call_guard<py::gil_scoped_release>(), library, py::arg("begin"), py::arg("end"));
-  m.def("end_recording", &attach::EndRecording, py::call_guard<py::gil_scoped_release>(), library);
+      released, library, py::arg("begin"), py::arg("end"));
+  m.def(
+      "end_recording",
+      [](const std::string& library) {
+        if (const auto recorder = attach::LastRecorder(library)) recorder->End();
+      },
+      released, library);
   m.def(
       "set_thresholds",
       [](double waiting_seconds, double parked_seconds) {
-        attach::SetThresholds({Seconds(waiting_seconds), Seconds(parked_seconds)});
+        attach::SessionsOfProcess().SetThresholds({Seconds(waiting_seconds), Seconds(parked_seconds)});
       },
-      py::call_guard<py::gil_scoped_release>(), py::arg("waiting_seconds"), py::arg("parked_seconds"));
+      released, py::arg("waiting_seconds"), py::arg("parked_seconds"));
   // The log of the process is in this module, because the hooks write to it.
   m.def("set_log_level", [](int level) { SetLogLevel(static_cast<LogLevel>(level)); }, py::arg("level"));
   m.def(
@@ -386,19 +394,19 @@ PYBIND11_MODULE(_attach, m) {
       [](const std::string& library, std::int32_t process_set, const std::string& name, const BucketConfig& config) {
         attach::SessionOf(library, process_set)->engine().Declare(name, config);
       },
-      py::call_guard<py::gil_scoped_release>(), library, process_set, name, py::arg("config"));
+      released, library, process_set, name, py::arg("config"));
   m.def("next_micro_batch", &NextMicroBatch, library, process_set, names, py::arg("begins"), py::arg("waits"),
         py::arg("drainings"));
   m.def("collect", &Collect, library, process_set, name, py::arg("pointer"), py::kw_only(), py::arg("to_host") = false);
   m.def("needed_libraries", [](const std::string& library) { return attach::Library(library).Needed(); }, library);
-  m.def("generation", &attach::Generation, py::call_guard<py::gil_scoped_release>(), library);
+  m.def("generation", &attach::Generation, released, library);
   m.def(
       "device_of_buckets",
       [](const std::string& library, std::int32_t process_set) {
         const auto session = attach::FindSession(library, process_set);
         return session == nullptr ? Memory::kHost : session->engine().device();
       },
-      py::call_guard<py::gil_scoped_release>(), library, process_set);
+      released, library, process_set);
 
   const auto ask = [&](const char* function, auto engine, const auto&... arguments) {
     m.def(function, IfThere(+engine), library, process_set, arguments...);
@@ -422,6 +430,6 @@ PYBIND11_MODULE(_attach, m) {
       [](const std::string& library, const std::string& failure) {
         if (const auto session = attach::FindSession(library, 0)) session->engine().SayFarewell(failure);
       },
-      py::call_guard<py::gil_scoped_release>(), library, py::arg("failure"));
+      released, library, py::arg("failure"));
   m.def("statistics", &Statistics, library, process_set);
 }

@@ -36,7 +36,8 @@ struct BucketSnapshot {
   bool pending;       // true if this rank has a late contribution to deliver
   int missed_rounds;  // the number of missed rounds on this rank
   Round completed;    // the number of rounds that have ended on this rank
-  bool unsettled;     // true if the bucket has an owner and this rank has pending gradients or missed results of it
+  bool unsettled;  // true if an optimizer owns the bucket, and this rank has pending gradients or missed results of the
+                   // bucket
 };
 
 class Calls;

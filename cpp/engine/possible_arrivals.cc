@@ -313,8 +313,8 @@ bool PossibleArrivals::InProgress(const Bringer& graphs) const {
   });
 }
 
-// Returns in words where a thread waits in another engine, if it waits in a round 0 or in a flush, or else an empty
-// text. A blocked rank cannot end such a wait.
+// Returns in words where a thread waits in the engine of another process set, if it waits in a round 0 or in a flush,
+// or else an empty text. Such a wait needs all ranks, so it does not end while one of them is blocked.
 std::string PossibleArrivals::WaitElsewhere(const void* engine) const {
   for (const Bucket* bucket : buckets_)
     if (bucket->engine_ != engine && bucket->open_ && bucket->round_ == 0 && bucket->WaitsSince() != kNever)

@@ -133,7 +133,7 @@ ALGORITHMS = tuple(_COSTS)
 
 
 class Delays(Protocol):
-    """Says which ranks are delayed in which steps, and for how long."""
+    """The delays of a simulated job: says which ranks are slowed down in which steps, and for how long."""
 
     def draw(self, iterations: int, ranks: int, compute: float, seed: int) -> NDArray[np.float64]:
         """Return delays in seconds, of the shape (iterations, ranks).

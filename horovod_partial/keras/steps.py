@@ -51,7 +51,7 @@ def follow_steps(optimizer: Any) -> None:
 
 
 def _learning_rate(attributes: dict[str, Any], steps: Steps) -> Any:
-    """Return an optimizer's learning rate, same as Keras's method, except that schedules follow steps.
+    """Return an optimizer's learning rate, same as Keras's method, except that schedules count steps and not rounds.
 
     `attributes` are those of the optimizer, by name.
     """

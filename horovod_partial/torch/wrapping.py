@@ -117,7 +117,7 @@ class Exchange:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the exchange's entries from a saved state, if they are there."""
+        """Load from an optimizer's saved state what `state_dict` has added to it, if it is there."""
 
 
 class _Methods(torch.optim.Optimizer):

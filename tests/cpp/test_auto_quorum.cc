@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <random>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/quorum/auto_quorum.h"
 #include "core/rounds/coordinator.h"
+#include "harness/puppets.h"
 #include "simulator/job.h"
 
 namespace horovod_partial {
@@ -167,25 +167,21 @@ class TwoRanks {
  public:
   // Both ranks are as fast.
   void Even(const std::string& bucket, int steps) {
-    for (int i = 0; i < steps; ++i) Cycle(bucket, {true, true}, 100ms);
+    for (int i = 0; i < steps; ++i) Cycle(bucket, "AA");
   }
   // Rank 1 takes three times as long.
   void Slow(const std::string& bucket, int steps) {
-    for (int i = 0; i < steps; ++i) {
-      Cycle(bucket, {true, false}, 100ms);
-      Cycle(bucket, {false, false}, 100ms);
-      Cycle(bucket, {false, true}, 100ms);
-    }
+    for (int i = 0; i < steps; ++i)
+      for (const char* says : {"A.", "..", ".A"}) Cycle(bucket, says);
   }
   // Both ranks have done with a bucket, which ends; and one more cycle.
   void End(const std::string& bucket) {
-    retired_ = bucket;
-    Cycle(bucket, {false, false}, 100ms);
-    retired_.clear();
-    Cycle(bucket, {false, false}, 1ms);
+    Cycle(bucket, "XX");
+    late_[0] = late_[1] = false;
+    Cycle(bucket, "..", 1ms);
   }
 
-  bool WantsCycle() const { return coordinator_.NextDeadline() <= now_; }
+  bool WantsCycle() const { return puppets_.coordinator.NextDeadline() <= puppets_.now; }
   bool HasChanged() const {
     return std::any_of(closings.begin(), closings.end(), [](const Closing& closing) { return closing.quorum == 1; });
   }
@@ -193,42 +189,19 @@ class TwoRanks {
 
  private:
   // Arrivals are on time where the rank has taken all results, as after a round with everybody.
-  void Cycle(const std::string& bucket, std::pair<bool, bool> arrives, Time passes) {
-    now_ += passes;
-    const bool present[] = {arrives.first, arrives.second};
-    for (Rank rank = 0; rank < 2; ++rank) {
-      Report report;
-      Report::Item item;
-      item.bucket = bucket;
-      if (present[rank]) {
-        item.gradients = 1;
-        if (late_[rank]) {
-          item.kind = Report::Item::Kind::kPending;
-          item.late = 1;
-          late_[rank] = false;
-        } else if (known_.count(bucket) == 0) {
-          item.declaration = Declaration{Auto()};
-        }
-        report.items = {item};
-      } else if (retired_ == bucket) {
-        item.kind = Report::Item::Kind::kRetired;
-        report.items = {item};
-      }
-      coordinator_.Observe(rank, report, now_);
-    }
-    for (const Closing& closing : coordinator_.Decide(now_)) {
-      known_.insert(closing.bucket);
-      for (Rank rank = 0; rank < 2; ++rank) late_[rank] = !closing.contributions[static_cast<std::size_t>(rank)].fresh;
-      if (closing.ends) late_[0] = late_[1] = false;
+  void Cycle(const std::string& bucket, std::string says, Time passes = 100ms) {
+    puppets_.now += passes;
+    for (std::size_t rank = 0; rank < 2; ++rank)
+      if (says[rank] == 'A' && std::exchange(late_[rank], false)) says[rank] = 'P';
+    puppets_.Cycle(bucket + ":" + says);
+    for (const Closing& closing : puppets_.last) {
+      for (std::size_t rank = 0; rank < 2; ++rank) late_[rank] = !closing.contributions[rank].fresh;
       closings.push_back(closing);
     }
   }
 
-  Coordinator coordinator_{2};
-  Time now_{0};
+  test::Puppets puppets_{2, Auto()};
   bool late_[2] = {false, false};
-  std::set<std::string> known_;
-  std::string retired_;
 };
 
 TEST(AutoCoordinatorTest, ClosingsCarryTheQuorumThatHeld) {

@@ -1,3 +1,5 @@
+// One bucket: numbers, memory and errors. That nothing is lost or comes twice, in whatever order ranks report, arrive,
+// clear and deliver, test_exhaustive.cc explores, with the same buckets.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -114,15 +116,6 @@ class BucketTest : public testing::Test {
 
 // --- An arrival that is on time
 
-TEST_F(BucketTest, IsIdleAtFirst) {
-  EXPECT_EQ(bucket_->state(), State::kIdle);
-  EXPECT_FALSE(bucket_->declared());
-  EXPECT_FALSE(bucket_->HasPending());
-  EXPECT_FALSE(bucket_->HasMissed());
-  EXPECT_EQ(bucket_->completed(), 0);
-  EXPECT_EQ(bucket_->held_bytes(), 0u);
-}
-
 TEST_F(BucketTest, OnTimeGoesThroughAllStates) {
   Values values = {1, 2};
   EXPECT_EQ(bucket_->Arrive(InPlace(values)), Arrived::kOnTime);
@@ -208,15 +201,6 @@ TEST(BucketOfHalvesTest, TellsOfASumThatIsNotFinite) {
   }
 }
 
-TEST_F(BucketTest, PendingTravelsWithTheNextRoundThatCloses) {
-  BecomeLate();
-  EXPECT_EQ(bucket_->ReportPending(), 1);
-  EXPECT_EQ(bucket_->ReportPending(), 1) << "announced again in every cycle";
-  EXPECT_THAT(Miss(0), ElementsAre(1, 2));
-  EXPECT_FALSE(bucket_->HasPending());
-  EXPECT_EQ(bucket_->ReportPending(), 0);
-}
-
 TEST_F(BucketTest, PendingTravelsWithTheNextArrival) {
   BecomeLate();
   const Values input = {10, 20};
@@ -229,43 +213,6 @@ TEST_F(BucketTest, PendingTravelsWithTheNextArrival) {
   EXPECT_THAT(input, ElementsAre(10, 20)) << "the application's gradient is not ours to write";
   EXPECT_EQ(entry.output, output.data());
   EXPECT_FALSE(bucket_->HasPending());
-}
-
-TEST_F(BucketTest, WhatComesAfterTheAnnouncementWaitsForTheNextRound) {
-  Miss(5);
-  const Closing closing = CloseWithout();  // announces nothing
-  ArriveLate({1, 2});
-  const Bucket::Entry entry = Begin(closing);
-  EXPECT_THAT(Sent(entry), Each(0)) << "the closing is the truth";
-  End(entry, 0);
-  EXPECT_THAT(Miss(0), ElementsAre(1, 2));
-}
-
-TEST_F(BucketTest, AnArrivalWhileRunningWaitsForTheResultOnly) {
-  BecomeLate();
-  const Bucket::Entry entry = Begin(CloseWithout());
-  Values values = {100, 200};
-  ArriveMeanwhile(values);
-  EXPECT_EQ(bucket_->state(), State::kRunning);
-  EXPECT_EQ(bucket_->ReportPending(), 0) << "not announced before the round has ended";
-  EXPECT_THAT(Sent(entry), ElementsAre(1, 2)) << "what is being sent is not written";
-  EXPECT_FALSE(End(entry, 5));
-  EXPECT_THAT(Take(), ElementsAre(6, 7));
-  EXPECT_THAT(Miss(0), ElementsAre(100, 200));
-}
-
-TEST_F(BucketTest, AnArrivalThatSlippedInBetweenReportAndClosingBecomesLate) {
-  BecomeLate();
-  const Closing closing = CloseWithout();  // announces {1, 2}
-  Values values = {10, 20};
-  EXPECT_EQ(bucket_->Arrive(InPlace(values)), Arrived::kOnTime);
-  const Bucket::Entry entry = Begin(closing);
-  EXPECT_FALSE(entry.own);
-  EXPECT_THAT(Sent(entry), ElementsAre(1, 2));
-  EXPECT_NE(entry.output, values.data());
-  EXPECT_FALSE(End(entry, 5));
-  EXPECT_THAT(Take(), ElementsAre(6, 7));
-  EXPECT_THAT(Miss(0), ElementsAre(10, 20));
 }
 
 TEST_F(BucketTest, AClosingThatCannotBeIsAnError) {
@@ -296,47 +243,6 @@ TEST_F(BucketTest, AnArrivalWithoutInputDeliversWhatIsPending) {
   EXPECT_THAT(Sent(Begin(closing)), ElementsAre(1, 2));
 }
 
-TEST_F(BucketTest, AnArrivalWithoutInputLeavesItsResultAmongTheMissedOnes) {
-  Miss(5);
-  Values lent(2);
-  EXPECT_EQ(bucket_->Arrive({nullptr, lent.data(), 0}), Arrived::kOnTime) << "it does not take what was missed";
-  EXPECT_FALSE(End(Begin(CloseWith()), 7));
-  EXPECT_EQ(bucket_->missed_rounds(), 2);
-  EXPECT_THAT(Take(), Each(12));
-}
-
-TEST_F(BucketTest, AnArrivalWithoutInputAddsNothingIfItIsLate) {
-  for (const bool slips : {false, true}) {
-    const Closing closing = CloseWithout();
-    Values lent(2);
-    if (slips) bucket_->Arrive({nullptr, lent.data(), 0});
-    const Bucket::Entry entry = Begin(closing);
-    if (!slips) bucket_->Arrive({nullptr, lent.data(), 0});
-    End(entry, 5);
-    EXPECT_FALSE(bucket_->HasPending());
-    EXPECT_THAT(Take(), Each(5));
-  }
-}
-
-TEST_F(BucketTest, ARoundWithoutAnyGradientIsNoResult) {
-  Closing closing = CloseWithout();
-  closing.contributions.assign(kSize, {0, false});
-  EXPECT_FALSE(End(Begin(closing), 0));
-  EXPECT_FALSE(bucket_->HasMissed());
-  EXPECT_EQ(bucket_->completed(), 1);
-}
-
-TEST_F(BucketTest, WhoWaitsForARoundWithoutAnyGradientGetsZeros) {
-  Closing closing = CloseWithout();
-  closing.contributions.assign(kSize, {0, false});
-  const Bucket::Entry entry = Begin(closing);
-  Values values = {1, 2};
-  ArriveMeanwhile(values);
-  End(entry, 0);
-  EXPECT_THAT(Take(), Each(0));
-  EXPECT_EQ(bucket_->ReportPending(), 1);
-}
-
 // --- Members of families
 
 // A member of a family, with one element.
@@ -349,19 +255,14 @@ class MemberTest : public testing::Test {
     options.replay_limit = 3;
     return options;
   }
-  // The next round ends here, with this result and so many gradients of the other rank.
-  void EndRound(float result, int gradients = 1) {
+  // The next round ends here, with this result.
+  void EndRound(float result) {
     Closing closing;
     closing.round = bucket_.completed();
     const int own = bucket_.reported() ? bucket_.arrival().gradients : bucket_.ReportPending();
-    closing.contributions = {{own, bucket_.reported()}, {gradients, gradients > 0}};
+    closing.contributions = {{own, bucket_.reported()}, {1, true}};
     *static_cast<float*>(bucket_.Begin(closing, 0).output) = result;
     bucket_.Finish();
-  }
-  Arrived ArriveOnTime() {
-    const Arrived arrived = bucket_.Arrive({&value_, &value_, 1});
-    bucket_.ReportArrival();
-    return arrived;
   }
   float Take(int rounds, int gradients) {
     float taken = -1;
@@ -372,18 +273,9 @@ class MemberTest : public testing::Test {
   float value_ = 1;
 };
 
-TEST_F(MemberTest, ResultsAreTakenOneByOneOldestFirst) {
-  for (const float result : {1.F, 2.F, 3.F}) EndRound(result);
-  EXPECT_EQ(bucket_.untaken(), 3);
-  EXPECT_TRUE(bucket_.full());
-  EXPECT_EQ(Take(1, 1), 1);
-  EXPECT_EQ(bucket_.taken(), 1);
-  EXPECT_EQ(Take(2, 2), 5) << "two as one";
-  EXPECT_EQ(bucket_.taken(), 3);
-}
-
 TEST_F(MemberTest, TheResultOfAnArrivalIsTheOldestAndLiesWhereItWasWanted) {
-  EXPECT_EQ(ArriveOnTime(), Arrived::kOnTime);
+  EXPECT_EQ(bucket_.Arrive({&value_, &value_, 1}), Arrived::kOnTime);
+  bucket_.ReportArrival();
   EndRound(7);
   EXPECT_EQ(value_, 7);
   EndRound(8);
@@ -391,21 +283,6 @@ TEST_F(MemberTest, TheResultOfAnArrivalIsTheOldestAndLiesWhereItWasWanted) {
   EXPECT_EQ(bucket_.Arrive({&value_, &value_, 1}), Arrived::kBusy) << "it has not been taken";
   EXPECT_EQ(Take(1, 2), 7);
   EXPECT_EQ(Take(1, 1), 8);
-}
-
-TEST_F(MemberTest, ALateArrivalTakesNothing) {
-  EndRound(5);
-  EXPECT_EQ(bucket_.Arrive({&value_, &value_, 1}), Arrived::kLate);
-  EXPECT_EQ(value_, 1);
-  EXPECT_EQ(bucket_.untaken(), 1);
-}
-
-TEST_F(MemberTest, ARoundWithoutAGradientCounts) {
-  EndRound(5);
-  EndRound(0, 0);
-  EXPECT_EQ(bucket_.untaken(), 2);
-  EXPECT_EQ(Take(1, 1), 5);
-  EXPECT_EQ(Take(1, 0), 0);
 }
 
 TEST_F(MemberTest, BeyondTheLimitTheOldestComeAsOne) {
@@ -416,25 +293,7 @@ TEST_F(MemberTest, BeyondTheLimitTheOldestComeAsOne) {
   EXPECT_EQ(Take(3, 3), 6);
 }
 
-TEST_F(MemberTest, ClearForgetsCompleteRoundsAndEmptiesTheOthers) {
-  for (const float result : {1.F, 2.F, 3.F}) EndRound(result);
-  bucket_.Clear(2);
-  EXPECT_EQ(bucket_.taken(), 2);
-  EXPECT_EQ(Take(1, 0), 0) << "another member has not ended it";
-  EXPECT_EQ(bucket_.taken(), 3);
-}
-
 // --- Clear
-
-TEST_F(BucketTest, ClearForgetsWhatIsPendingAndMissed) {
-  Miss(5);
-  Values values = {1, 2};
-  bucket_->Arrive(InPlace(values));
-  bucket_->Clear();
-  EXPECT_FALSE(bucket_->HasPending());
-  EXPECT_FALSE(bucket_->HasMissed());
-  EXPECT_THAT(OnTime({1, 2}, 0), ElementsAre(1, 2));
-}
 
 TEST_F(BucketTest, ClearAsksForAFullRound) {
   EXPECT_FALSE(bucket_->wants_full_round());
@@ -448,35 +307,6 @@ TEST_F(BucketTest, ClearAsksForAFullRound) {
   Take();
   OnTime({1, 2}, 0);
   EXPECT_FALSE(bucket_->wants_full_round());
-}
-
-TEST_F(BucketTest, WhatWasAnnouncedBeforeAClearIsDeliveredAsNothing) {
-  BecomeLate();
-  const Closing closing = CloseWithout();
-  EXPECT_EQ(closing.contributions[kRank].gradients, 1);
-  bucket_->Clear();
-  EXPECT_THAT(Sent(Begin(closing)), Each(0));
-}
-
-TEST_F(BucketTest, WhatWasAnnouncedBeforeAClearCountsInNoLaterRound) {
-  BecomeLate();
-  bucket_->ReportPending();
-  bucket_->Clear();
-  EXPECT_FALSE(bucket_->HasPending());
-  EXPECT_EQ(bucket_->ReportPending(), 0) << "a divisor would count a gradient that is gone";
-  Values values = {5, 6};
-  bucket_->Arrive(InPlace(values));
-  EXPECT_EQ(bucket_->ReportArrival(), 1);
-  EXPECT_THAT(Sent(Begin(CloseWith())), ElementsAre(5, 6));
-}
-
-TEST_F(BucketTest, AnArrivalBetweenAnAnnouncementAndAClearCountsItselfOnly) {
-  BecomeLate();
-  bucket_->ReportPending();
-  bucket_->Clear();
-  Values values = {5, 6};
-  bucket_->Arrive(InPlace(values));
-  EXPECT_EQ(bucket_->ReportArrival(), 1);
 }
 
 TEST_F(BucketTest, AClearWhileADeliveryRunsDiscardsTheResult) {
@@ -560,13 +390,6 @@ TEST_F(NonFiniteTest, AMissedResultIsKept) {
   EXPECT_TRUE(bucket_->HasMissed());
 }
 
-TEST_F(BucketTest, NothingIsDroppedByDefault) {
-  Miss(5);
-  ArriveLate({1, kInfinity});
-  EXPECT_TRUE(bucket_->HasPending());
-  EXPECT_EQ(bucket_->dropped(), 0);
-}
-
 TEST_F(BucketTest, ALateContributionThatIsDiscardedIsNotDelivered) {
   BucketOptions options = Plain();
   options.late = Late::kDiscard;
@@ -597,85 +420,6 @@ TEST_F(KeptModelTest, LateIsTheSumWithTheOldModelAndTheNewOne) {
   EXPECT_THAT(ArriveLate({10, 20}), ElementsAre(FloatEq((1 + 6 + 10) / 3.F), FloatEq((2 + 6 + 20) / 3.F)));
 }
 
-TEST_F(KeptModelTest, IsSentInRoundAfterRound) {
-  OnTime({1, 2}, 8);
-  for (int round = 0; round < 3; ++round) EXPECT_THAT(Miss(5), ElementsAre(1, 2)) << round;
-  EXPECT_EQ(bucket_->missed_rounds(), 3);
-  EXPECT_THAT(ArriveLate({10, 20}), ElementsAre(FloatEq(16 / 4.F), FloatEq(27 / 4.F))) << "of the newest round only";
-  EXPECT_FALSE(bucket_->HasPending()) << "no round has to deliver a model";
-  for (int round = 0; round < 3; ++round) EXPECT_THAT(Miss(5), ElementsAre(10, 20)) << round;
-}
-
-TEST_F(KeptModelTest, OnlyWhatCameSinceTheLastRoundIsLate) {
-  const auto report = [&] { return std::pair<int, int>{bucket_->ReportPending(), bucket_->ReportLate()}; };
-  EXPECT_EQ(report(), std::pair(0, 0)) << "there is none yet";
-  OnTime({1, 2}, 8);
-  EXPECT_EQ(report(), std::pair(1, 0)) << "it has been in a round";
-  Miss(5);
-  ArriveLate({10, 20});
-  for (int cycle = 0; cycle < 2; ++cycle) EXPECT_EQ(report(), std::pair(1, 1));
-  Miss(5);
-  EXPECT_EQ(report(), std::pair(1, 0));
-}
-
-TEST_F(KeptModelTest, AnArrivalWhileRunningDoesNotTouchWhatIsSent) {
-  OnTime({1, 2}, 8);
-  const Bucket::Entry entry = Begin(CloseWithout());
-  Values model = {10, 20};
-  ArriveMeanwhile(model);
-  EXPECT_EQ(bucket_->ReportPending(), 0) << "not announced before the round has ended";
-  EXPECT_THAT(Sent(entry), ElementsAre(1, 2));
-  EXPECT_NE(entry.output, entry.input) << "the kept model survives its round";
-  EXPECT_FALSE(End(entry, 5));
-  EXPECT_TRUE(bucket_->HasUnannounced());
-  EXPECT_THAT(Take(model), ElementsAre(FloatEq((1 + 5 + 10) / 4.F), FloatEq((2 + 5 + 20) / 4.F)));
-  const Closing next = CloseWithout();  // announces {10, 20}
-  EXPECT_FALSE(next.contributions[kRank].stale);
-  const Bucket::Entry second = Begin(next);
-  Values newest = {30, 40};
-  ArriveMeanwhile(newest);
-  EXPECT_THAT(Sent(second), ElementsAre(10, 20));
-  End(second, 5);
-  Take(newest);
-  EXPECT_THAT(Miss(5), ElementsAre(30, 40)) << "only the newest of several late ones is sent";
-}
-
-TEST_F(KeptModelTest, AnArrivalThatSlippedInIsLate) {
-  OnTime({1, 2}, 8);
-  const Closing closing = CloseWithout();
-  Values model = {10, 20};
-  EXPECT_EQ(bucket_->Arrive(InPlace(model)), Arrived::kOnTime);
-  const Bucket::Entry entry = Begin(closing);
-  EXPECT_FALSE(entry.own);
-  EXPECT_THAT(Sent(entry), ElementsAre(1, 2));
-  EXPECT_FALSE(End(entry, 5));
-  EXPECT_THAT(Take(model), ElementsAre(FloatEq((1 + 5 + 10) / 4.F), FloatEq((2 + 5 + 20) / 4.F)));
-  EXPECT_EQ(bucket_->ReportPending(), 1);
-  EXPECT_EQ(bucket_->ReportLate(), 1);
-  EXPECT_THAT(Miss(5), ElementsAre(10, 20));
-}
-
-// Its request is on the way while another cycle reports what is pending.
-TEST_F(KeptModelTest, AnArrivalThatIsNotReportedYetLeavesTheAnnouncedModel) {
-  OnTime({1, 2}, 8);
-  Values model = {10, 20};
-  EXPECT_EQ(bucket_->Arrive(InPlace(model)), Arrived::kOnTime);
-  const Closing closing = CloseWithout();
-  EXPECT_EQ(closing.contributions[kRank].gradients, 1);
-  EXPECT_TRUE(closing.contributions[kRank].stale);
-  EXPECT_THAT(Sent(Begin(closing)), ElementsAre(1, 2));
-}
-
-TEST_F(KeptModelTest, OneThatIsTooOldIsLeftOut) {
-  OnTime({1, 2}, 8);
-  EXPECT_EQ(bucket_->ReportPending(), 1);
-  const Bucket::Entry entry = Begin(Close({0, false}));
-  EXPECT_THAT(Sent(entry), Each(0));
-  End(entry, 6);
-  EXPECT_THAT(ArriveLate({3, 3}), Each(3)) << "the mean of the others' two and its own";
-  EXPECT_THAT(Miss(0), Each(3)) << "there is a newer one";
-}
-
 TEST_F(KeptModelTest, AGroupWithoutAnyModelHasNoResult) {
   Closing closing = Close({0, false});
   closing.contributions.assign(kSize, {0, false});
@@ -700,54 +444,6 @@ TEST_F(KeptModelTest, OnlyTheGroupCounts) {
   EXPECT_THAT(ArriveLate({3, 4}), ElementsAre(2, 3)) << "the old one and the new one";
 }
 
-TEST_F(KeptModelTest, WithoutADivisorItIsThePlainSum) {
-  Make(Models(Late::kKeep, Divisor::kNone));
-  EXPECT_THAT(OnTime({1, 2}, 8), ElementsAre(9, 10));
-  Miss(5);
-  EXPECT_THAT(ArriveLate({10, 20}), ElementsAre(6, 7)) << "of what was sent, without the new one";
-  EXPECT_THAT(Miss(5), ElementsAre(10, 20));
-}
-
-TEST_F(KeptModelTest, ClearForgetsTheModelAndTheMissedResult) {
-  OnTime({1, 2}, 8);
-  Miss(5);
-  ArriveLate({3, 4});
-  bucket_->Clear();
-  EXPECT_EQ(bucket_->ReportPending(), 0);
-  EXPECT_FALSE(bucket_->HasMissed());
-  EXPECT_TRUE(bucket_->wants_full_round());
-  EXPECT_THAT(OnTime({5, 6}, 8), ElementsAre(FloatEq(13 / 3.F), FloatEq(14 / 3.F)));
-  EXPECT_FALSE(bucket_->wants_full_round());
-  EXPECT_THAT(Miss(5), ElementsAre(5, 6));
-}
-
-TEST_F(KeptModelTest, WhatWasAnnouncedBeforeAClearIsSentOnceMore) {
-  OnTime({1, 2}, 8);
-  const Closing closing = CloseWithout();
-  bucket_->Clear();
-  const Bucket::Entry entry = Begin(closing);
-  EXPECT_THAT(Sent(entry), ElementsAre(1, 2));
-  End(entry, 5);
-  EXPECT_EQ(bucket_->ReportPending(), 0);
-  EXPECT_THAT(Miss(5), Each(0));
-}
-
-// A pending sum of gradients and a kept model alike.
-TEST_F(BucketTest, AClearWhileRunningDiscardsTheResult) {
-  for (const bool keeps : {false, true}) {
-    Make(keeps ? Models() : Plain());
-    Miss(10);
-    ArriveLate({1, 2});
-    const Bucket::Entry entry = Begin(CloseWithout());
-    bucket_->Clear();
-    EXPECT_THAT(Sent(entry), ElementsAre(1, 2)) << "what is being sent is not written";
-    End(entry, 5);
-    EXPECT_FALSE(bucket_->HasMissed());
-    EXPECT_FALSE(bucket_->HasPending());
-    EXPECT_EQ(bucket_->ReportPending(), 0);
-  }
-}
-
 // --- A join
 
 TEST_F(BucketTest, AnArrivalOfARankThatJoinsIsReportedAgain) {
@@ -761,61 +457,6 @@ TEST_F(BucketTest, AnArrivalOfARankThatJoinsIsReportedAgain) {
   const Bucket::Entry entry = Begin(CloseWith());
   EXPECT_TRUE(entry.own);
   EXPECT_THAT(Sent(entry), ElementsAre(6, 8));
-}
-
-// --- Rounds that leave this rank out
-
-class LeftOutTest : public BucketTest {
- protected:
-  LeftOutTest() { MakeAndRunRoundZero(Late::kDiscard); }
-  void MakeAndRunRoundZero(Late late) {
-    Make(Models(late));
-    next_round_ = 0;
-    OnTime({1, 2}, 8);
-  }
-  Closing CloseGroups(const Partition& groups) {
-    Closing closing = Close({0, false});
-    closing.groups = groups;
-    for (std::size_t rank = 0; rank < groups.size(); ++rank)
-      closing.contributions[rank] = {groups[rank] == kNoGroup ? 0 : 1, groups[rank] != kNoGroup};
-    return closing;
-  }
-};
-
-TEST_F(LeftOutTest, AnIdleRankIsNotDisturbed) {
-  const Bucket::Entry entry = Begin(CloseGroups({0, kNoGroup, 0}));
-  EXPECT_FALSE(entry.member);
-  EXPECT_FALSE(entry.own);
-  EXPECT_EQ(entry.input, nullptr);
-  EXPECT_EQ(bucket_->state(), State::kIdle);
-  EXPECT_FALSE(bucket_->HasMissed());
-  EXPECT_EQ(bucket_->held_bytes(), 0u);
-  EXPECT_EQ(bucket_->last().round, 0) << "the last one that it was in";
-  EXPECT_EQ(bucket_->completed(), 2) << "rounds of others count";
-}
-
-TEST_F(LeftOutTest, AnArrivalGoesOnWaiting) {
-  Values model = {3, 4};
-  EXPECT_EQ(bucket_->Arrive(InPlace(model)), Arrived::kOnTime);
-  Begin(CloseGroups({0, kNoGroup, 0}));  // it slipped in
-  EXPECT_EQ(bucket_->state(), State::kArrived);
-  EXPECT_EQ(bucket_->ReportArrival(), 1);
-  EXPECT_FALSE(Begin(CloseGroups({0, kNoGroup, 0})).member) << "others were first";
-  EXPECT_TRUE(bucket_->reported());
-  const Bucket::Entry entry = Begin(CloseGroups({kNoGroup, 0, 0}));
-  EXPECT_TRUE(entry.own);
-  EXPECT_EQ(entry.input, model.data());
-  EXPECT_TRUE(End(entry, 5));
-  EXPECT_THAT(model, ElementsAre(4, 4.5));
-  EXPECT_EQ(bucket_->completed(), 4);
-  EXPECT_EQ(bucket_->held_bytes(), 0u);
-}
-
-TEST_F(LeftOutTest, AFlushOfNobodyIsNoRound) {
-  MakeAndRunRoundZero(Late::kKeep);
-  EXPECT_FALSE(Begin(CloseGroups({kNoGroup, kNoGroup, kNoGroup})).member);
-  EXPECT_EQ(bucket_->completed(), 1);
-  EXPECT_EQ(bucket_->ReportPending(), 1) << "the model is still there";
 }
 
 // --- Weights

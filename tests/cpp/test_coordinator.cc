@@ -1,22 +1,22 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <map>
+#include <optional>
 #include <ostream>
-#include <set>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/rounds/coordinator.h"
 #include "harness/others.h"
+#include "harness/puppets.h"
 
 namespace horovod_partial {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::Each;
+using test::LettersOf;
+using test::Puppets;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -57,105 +57,6 @@ Policy Ready(int group_size, int window = 8) {
   policy.description = "PartialReduce(" + std::to_string(group_size) + ")";
   return policy;
 }
-
-// By bucket. "A.." is bucket a alone, "a:A.. b:.A." are two.
-std::map<std::string, std::string> LettersOf(const std::string& says) {
-  std::map<std::string, std::string> letters;
-  std::istringstream words(says);
-  for (std::string word; words >> word;) {
-    const std::size_t colon = word.find(':');
-    letters[colon == std::string::npos ? "a" : word.substr(0, colon)] = word.substr(colon + 1);
-  }
-  return letters;
-}
-
-// A coordinator whose ranks are puppets. What they say is written as one letter for each rank:
-//   .  computes         A  arrives with a gradient     D  arrives with nothing but what is pending, which is nothing
-//   P  has a gradient pending     B  is blocked        b  is blocked, with a gradient pending
-//   K  has a model that was in a round before          k  is blocked, with such a model
-//   W  waits for a round, or for a flush
-//   R  computes, while a device still reduces the round before
-//   C  arrives, and asks for a full round, as after a Clear
-//   X  has retired the bucket     x  so, with a gradient pending
-//   F  is in a flush    E  is in a flush at its end    f, e  so, with a gradient pending     J  has joined
-class Puppets {
- public:
-  Puppets(int size, Policy policy) : coordinator(size), policy_(std::move(policy)) {}
-
-  // One cycle, of which `says` has the letters. Gives the closings, separated by commas, as "reason contributions
-  // groups". A contribution is F if it is fresh, p if it was pending, k if it is a model that was in a round before,
-  // and - if there is none. Groups, if there are any, are one digit for each rank, or - for a rank in no group. With
-  // several buckets it names them, and says which closings belong to a flush and which one ends it.
-  std::string Cycle(const std::string& says) {
-    const auto letters = LettersOf(says);
-    const std::size_t size = letters.begin()->second.size();
-    std::vector<bool> joined(size);
-    for (std::size_t rank = 0; rank < size; ++rank) {
-      Report report;
-      for (const auto& [bucket, row] : letters) {
-        const char letter = row[rank];
-        if (letter == 'A' || letter == 'C' || letter == 'D') AddArrival(report, bucket, letter);
-        if (letter == 'R') AddItem(report, bucket, Report::Item::Kind::kRunning);
-        if (letter == 'X' || letter == 'x')
-          AddItem(report, bucket, Report::Item::Kind::kRetired, letter == 'x', letter == 'x');
-        if (std::string("Pbfe").find(letter) != std::string::npos)
-          AddItem(report, bucket, Report::Item::Kind::kPending, 1, 1).age = age;
-        if (letter == 'K' || letter == 'k') AddItem(report, bucket, Report::Item::Kind::kPending, 1);
-        if (letter == 'B' || letter == 'b' || letter == 'k') report.absent.all = true;
-        if (letter == 'W') report.waiting.all = true;
-        if (letter == 'F' || letter == 'f') report.flush = Report::Flush::kFlushing;
-        if (letter == 'E' || letter == 'e') report.flush = Report::Flush::kEnding;
-        if (report.flush != Report::Flush::kNone) report.absent.all = true;
-        report.blocked = report.absent.all || report.waiting.all;
-        if (letter == 'J') joined[rank] = true;
-      }
-      coordinator.Observe(static_cast<Rank>(rank), report, now);
-    }
-    coordinator.SetJoined(joined);
-    last = coordinator.Decide(now);
-    std::string text;
-    for (const Closing& closing : last) {
-      text += (text.empty() ? "" : ", ") + (letters.size() > 1 ? closing.bucket + " " : "") + Describe(closing);
-      if (letters.size() > 1 && closing.flushes) text += " (of the flush)";
-      if (letters.size() > 1 && closing.flush_over != Report::Flush::kNone) text += " (its end)";
-      if (closing.ends) seen_.erase(closing.bucket);
-      if (closing.reason == Closing::Reason::kFirst) seen_.insert(closing.bucket);
-    }
-    return text;
-  }
-
-  Coordinator coordinator;
-  Time now{0};
-  Time age{0};  // of what is pending
-  std::vector<Closing> last;
-
- private:
-  static std::string Describe(const Closing& closing) {
-    std::string text = std::string(NameOf(closing.reason)) + " ";
-    for (const auto& contribution : closing.contributions)
-      text += contribution.fresh ? 'F' : contribution.gradients == 0 ? '-' : contribution.stale ? 'k' : 'p';
-    if (!closing.groups.empty()) text += " ";
-    for (const int group : closing.groups) text += group == kNoGroup ? "-" : std::to_string(group);
-    return text + (closing.ends ? " and ends" : "");
-  }
-  void AddArrival(Report& report, const std::string& bucket, char letter) {
-    Report::Item& item = AddItem(report, bucket, Report::Item::Kind::kArrival, letter == 'D' ? 0 : 1);
-    item.full = letter == 'C';
-    if (seen_.count(bucket) == 0) item.declaration = Declaration{policy_};
-  }
-  static Report::Item& AddItem(Report& report, const std::string& bucket, Report::Item::Kind kind, int gradients = 0,
-                               int late = 0) {
-    Report::Item& item = report.items.emplace_back();
-    item.kind = kind;
-    item.bucket = bucket;
-    item.gradients = gradients;
-    item.late = late;
-    return item;
-  }
-
-  Policy policy_;
-  std::set<std::string> seen_;  // buckets that have had a round
-};
 
 // --- Rules, one cycle after the other
 
@@ -1003,38 +904,26 @@ TEST(ForgetTest, TheBucketIsAsIfItHadNeverBeenUsed) {
 
 // --- What it tells people
 
-TEST(DescribeWaitsTest, NamesTheRanksThatAreMissing) {
-  Puppets puppets(4, Quorum(4));
-  puppets.now = 5s;
-  puppets.Cycle("b:A.AJ a:.A.J");
-  EXPECT_EQ(puppets.coordinator.DescribeWaits(5s), "round 0 of a waits for ranks 0 2\nround 0 of b waits for ranks 1");
-}
-
-TEST(DescribeWaitsTest, IsSilentAboutYoungRoundsAndRoundsWithoutAnArrival) {
-  Puppets puppets(2, Quorum(2));
-  puppets.Cycle("AA");
-  EXPECT_EQ(puppets.coordinator.DescribeWaits(1h), "");
-  puppets.now = 5s;
-  puppets.Cycle("A.");
-  EXPECT_EQ(puppets.coordinator.DescribeWaits(4999ms), "");
-  EXPECT_EQ(puppets.coordinator.DescribeWaits(5s), "round 1 of a waits for ranks 1");
-}
-
-TEST(DescribeWaitsTest, NamesTheRanksThatAFlushWaitsFor) {
-  Puppets puppets(4, Quorum(2));
-  puppets.Cycle("AAAA");
-  puppets.now = 5s;
-  puppets.Cycle("F.EJ");
-  EXPECT_EQ(puppets.coordinator.DescribeWaits(4999ms), "");
-  EXPECT_EQ(puppets.coordinator.DescribeWaits(5s), "a flush, or the end of the job, waits for ranks 1");
-}
-
-TEST(DescribeWaitsTest, NamesTheRanksThatHaveNotRetiredABucket) {
-  Puppets puppets(3, Quorum(1));
-  puppets.Cycle("AAA");
-  puppets.now = 5s;
-  puppets.Cycle("XX.");
-  EXPECT_EQ(puppets.coordinator.DescribeWaits(5s), "a, which other ranks use no more, waits for ranks 2");
+TEST(DescribeWaitsTest, NamesTheRanksThatAreMissingInOldWaits) {
+  struct {
+    std::vector<std::string> cycles;  // the last one at 5 s
+    std::string waits;
+  } const cases[] = {
+      {{"b:A.AJ a:.A.J"}, "round 0 of a waits for ranks 0 2\nround 0 of b waits for ranks 1"},
+      {{"AAAA"}, ""},
+      {{"AAAA", "A..A"}, "round 1 of a waits for ranks 1 2"},
+      {{"AAAA", "F.EJ"}, "a flush, or the end of the job, waits for ranks 1"},
+      {{"AAAA", "XX.X"}, "a, which other ranks use no more, waits for ranks 2"},
+  };
+  for (const auto& [cycles, waits] : cases) {
+    Puppets puppets(4, Quorum(4));
+    for (const std::string& says : cycles) {
+      puppets.now = &says == &cycles.back() ? 5s : 0s;
+      puppets.Cycle(says);
+    }
+    EXPECT_EQ(puppets.coordinator.DescribeWaits(4999ms), "");
+    EXPECT_EQ(puppets.coordinator.DescribeWaits(5s), waits);
+  }
 }
 
 TEST(ArrivalOffsetsTest, TellHowFarBehindTheFirstEachRankArrives) {

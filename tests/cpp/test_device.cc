@@ -6,15 +6,15 @@
 #include <cmath>
 #include <csignal>
 #include <functional>
-#include <future>
 #include <limits>
 #include <memory>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "harness/application.h"
 #include "harness/fake_device.h"
 #include "harness/fake_horovod.h"
+#include "harness/fake_job.h"
 #include "harness/threads.h"
 
 namespace horovod_partial::test {
@@ -121,90 +121,62 @@ struct Kind {
 };
 
 // Two ranks, each with a device and one bucket.
-class Pair {
+class Pair : public FakeJob {
  public:
-  explicit Pair(const Kind& kind) : kind_(kind), devices_(2, FakeDevices::Streams::kNone), horovod_(MakeSettings()) {
-    for (Rank rank = 0; rank < 2; ++rank)
-      ranks_.push_back(std::make_unique<Application>(horovod_, rank, std::vector{kind_.config}));
+  explicit Pair(const Kind& kind,
+                std::shared_ptr<FakeDevices> devices = std::make_shared<FakeDevices>(2, FakeDevices::Streams::kNone))
+      : kind_(kind), devices_(std::move(devices)) {
+    FakeHorovod::Settings settings;
+    settings.size = 2;
+    settings.clock = [](Rank) { return Now() + 1h; };  // whoever waits has waited for long
+    settings.device_cycles = [this](Rank) { return device_cycles_; };
+    Start(std::move(settings), {kind_.config}, devices_);
   }
-  ~Pair() {
-    horovod_.Shutdown();
-    Cycle();
-  }
+  ~Pair() { Shutdown(); }
 
-  FakeDevice& device(Rank rank) { return devices_[rank]; }
-  FakeHorovod& horovod() { return horovod_; }
-  Application& operator[](Rank rank) { return *ranks_.at(static_cast<std::size_t>(rank)); }
+  FakeDevice& device(Rank rank) { return (*devices_)[rank]; }
   // Reductions end so many cycles after they began.
   void RunOnDevices(int cycles) { device_cycles_ = cycles; }
-  void Cycle() {
-    horovod_.Cycle(random_, [] {});
-  }
-  void Wait(Application& rank) {
-    while (horovod_.IsAlive(rank.rank()) && !rank.IsDone(0)) Cycle();
-    rank.Wait(0);
-  }
-  std::string complaint() const { return horovod_.complaint(); }
-
-  void RunRoundZero() {
-    for (auto& rank : ranks_) rank->Arrive(0);
-    for (auto& rank : ranks_) Wait(*rank);
+  // What a rank does alone.
+  void Step(Rank rank) {
+    At(rank).Arrive(0);
+    Wait(rank);
   }
   // Rank 1 comes after rounds, and while others run, then has missed two, and comes twice before it takes a result; all
   // is delivered and taken. Now and then its device makes the contribution only when it has been asked some times.
   void Train() {
     for (const int cycles : {0, 0, 2, 2}) {
       RunOnDevices(cycles);
-      ranks_[0]->Arrive(0);
+      At(0).Arrive(0);
       Cycle();
-      ranks_[1]->Arrive(0, true, cycles + 1);
-      for (auto& rank : ranks_) Wait(*rank);
-    }
-    for (int round = 0; round < 2 && kind_.partial; ++round) {
-      ranks_[0]->Arrive(0);
-      Wait(*ranks_[0]);
+      At(1).Arrive(0, true, cycles + 1);
+      for (const Rank rank : {0, 1}) Wait(rank);
     }
     if (kind_.partial) {
+      for (int round = 0; round < 2; ++round) Step(0);
       ArriveTwice();
-      ranks_[0]->Arrive(0);
-      Wait(*ranks_[0]);
+      Step(0);
     }
-    std::vector<std::future<void>> ends;
-    for (auto& rank : ranks_)
-      ends.push_back(std::async(std::launch::async, [this, &rank] {
-        WaitForEnd(horovod_.engine(rank->rank()));
-        rank->Collect();
-      }));
-    for (auto& end : ends)
-      while (end.wait_for(0s) != std::future_status::ready) Cycle();
-    for (auto& end : ends) end.get();
+    OnAllRanks([this](Rank rank) {
+      WaitForEnd(EngineOf(rank));
+      At(rank).Collect();
+    });
   }
 
  private:
-  FakeHorovod::Settings MakeSettings() {
-    FakeHorovod::Settings settings;
-    settings.size = 2;
-    settings.clock = [](Rank) { return Now() + 1h; };  // whoever waits has waited for long
-    settings.memory = [this](Rank rank) -> Memory& { return devices_[rank]; };
-    settings.device_cycles = [this](Rank) { return device_cycles_; };
-    return settings;
-  }
   void ArriveTwice() {
-    Application& rank = *ranks_[1];
+    Application& rank = At(1);
     for (int arrival = 0; arrival < 2; ++arrival) {
       rank.Arrive(0);
-      while (horovod_.IsAlive(1) && !rank.IsDone(0)) Cycle();
-      horovod_.engine(1).Wait(*rank.At(0).handle, *rank.At(0).operation);
+      while (horovod().IsAlive(1) && !rank.IsDone(0)) Cycle();
+      EngineOf(1).Wait(*rank.At(0).handle, *rank.At(0).operation);
       Cycle();
     }
   }
 
   const Kind kind_;
-  FakeDevices devices_;
+  const std::shared_ptr<FakeDevices> devices_;
   int device_cycles_ = 0;
-  FakeHorovod horovod_;
-  std::vector<std::unique_ptr<Application>> ranks_;
-  Random random_{1};
 };
 
 // The device of rank 1 fails at any moment. Then the rank says so, or Horovod's loop, which then ends; nobody hangs,
@@ -240,7 +212,8 @@ class FailingDeviceTest : public testing::TestWithParam<Kind> {
       failure = error.what();
     }
     // The application hears only of the shutdown; the rest is in the log, and goes to the other ranks.
-    return pair.complaint().empty() ? failure : pair.complaint();
+    const std::string complaint = pair.horovod().complaint();
+    return complaint.empty() ? failure : complaint;
   }
 };
 
@@ -266,38 +239,19 @@ TEST_P(FailingDeviceTest, InAnOperation) {
 // anew.
 TEST(DevicesTest, ARestartFreesWhatTheGenerationBeforeHad) {
   const Watchdog watchdog("a restart");
-  FakeDevices devices(2, FakeDevices::Streams::kNone);
+  const auto devices = std::make_shared<FakeDevices>(2, FakeDevices::Streams::kNone);
   for (int generation = 0; generation < 2; ++generation) {
-    FakeHorovod::Settings settings;
-    settings.size = 2;
-    settings.clock = [](Rank) { return Now() + 1h; };
-    settings.memory = [&](Rank rank) -> Memory& { return devices[rank]; };
-    settings.device_cycles = [&](Rank) { return generation == 0 ? 2 : 0; };
-    FakeHorovod horovod(std::move(settings));
-    Application first(horovod, 0, {Config(1)});
-    Application second(horovod, 1, {Config(1)});
-    Random random(1);
-    const auto wait = [&](Application& rank) {
-      while (!rank.IsDone(0)) horovod.Cycle(random, [] {});
-      rank.Wait(0);
-    };
-    first.Arrive(0);
-    second.Arrive(0);
-    wait(first);
-    wait(second);
-    for (int round = 0; round < 2; ++round) {
-      first.Arrive(0);
-      wait(first);
-    }
-    second.Arrive(0);
-    wait(second);
-    EXPECT_EQ(second.At(0).got.back().info.staleness, 2);
-    first.Arrive(0);
-    horovod.Cycle(random, [] {});
-    EXPECT_EQ(first.IsDone(0), generation > 0);
-    horovod.Shutdown();
-    horovod.Cycle(random, [] {});
-    EXPECT_EQ(horovod.complaint(), "");
+    Pair pair({"Sum", Config(1)}, devices);
+    pair.RunOnDevices(generation == 0 ? 2 : 0);
+    pair.RunRoundZero();
+    for (int round = 0; round < 2; ++round) pair.Step(0);
+    pair.Step(1);
+    EXPECT_EQ(pair.At(1).At(0).got.back().info.staleness, 2);
+    pair.At(0).Arrive(0);
+    pair.Cycle();
+    EXPECT_EQ(pair.At(0).IsDone(0), generation > 0);
+    pair.Shutdown();
+    EXPECT_EQ(pair.horovod().complaint(), "");
   }
 }
 
@@ -307,18 +261,17 @@ TEST(DevicesTest, ARankThatJoinsWhileARoundRunsTakesNothingOfIt) {
   Pair pair({"Replay", Config(1, Missed::kReplay)});
   pair.RunRoundZero();
   pair.RunOnDevices(3);
-  pair[0].Arrive(0);
+  pair.At(0).Arrive(0);
   pair.Cycle();
-  EXPECT_FALSE(pair[0].IsDone(0));
+  EXPECT_FALSE(pair.At(0).IsDone(0));
   pair.horovod().Join(1);
-  pair.Wait(pair[0]);
-  EXPECT_FALSE(pair.horovod().engine(1).families().HasRound({BucketName(0)}));
+  pair.Wait(0);
+  EXPECT_FALSE(pair.EngineOf(1).families().HasRound({BucketName(0)}));
   pair.horovod().Join(0);
   while (pair.horovod().IsJoining(0)) pair.Cycle();
-  for (const Rank rank : {0, 1}) pair[rank].Arrive(0);
-  for (const Rank rank : {0, 1}) pair.Wait(pair[rank]);
-  EXPECT_EQ(pair[1].At(0).got.back().results, pair[0].At(0).got.back().results);
-  EXPECT_EQ(pair.complaint(), "");
+  pair.RunRoundZero();
+  EXPECT_EQ(pair.At(1).At(0).got.back().results, pair.At(0).At(0).got.back().results);
+  EXPECT_EQ(pair.horovod().complaint(), "");
 }
 
 TEST(DevicesTest, AJobOnHostsAndDevicesIsRefusedByName) {
@@ -327,23 +280,15 @@ TEST(DevicesTest, AJobOnHostsAndDevicesIsRefusedByName) {
   FakeHorovod::Settings settings;
   settings.size = 2;
   settings.memory = [&](Rank rank) -> Memory& { return rank == 0 ? devices[0] : Memory::Host(); };
-  FakeHorovod horovod(std::move(settings));
-  Application first(horovod, 0, {Config(1)});
-  Application second(horovod, 1, {Config(1)});
-  Random random(1);
-  first.Arrive(0);
-  second.Arrive(0);
-  horovod.Cycle(random, [] {});
-  for (Application* rank : {&first, &second}) {
-    try {
-      rank->Wait(0);
-      ADD_FAILURE() << "it was accepted";
-    } catch (const EngineError& error) {
-      EXPECT_THAT(error.what(), AllOf(HasSubstr("specified device GPU"), HasSubstr("specified device CPU"),
-                                      HasSubstr("(rank 0 and rank 1)")));
-    }
-  }
-  EXPECT_EQ(horovod.complaint(), "");
+  FakeJob job;
+  job.Start(std::move(settings), {Config(1)});
+  for (const Rank rank : {0, 1}) job.At(rank).Arrive(0);
+  job.Cycle();
+  for (const Rank rank : {0, 1})
+    EXPECT_THAT([&] { job.At(rank).Wait(0); },
+                ThrowsMessage<EngineError>(AllOf(HasSubstr("specified device GPU"), HasSubstr("specified device CPU"),
+                                                 HasSubstr("(rank 0 and rank 1)"))));
+  EXPECT_EQ(job.horovod().complaint(), "");
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -18,6 +17,7 @@
 #include "engine/shared_bucket.h"
 #include "harness/application.h"
 #include "harness/fake_horovod.h"
+#include "harness/fake_job.h"
 #include "harness/others.h"
 #include "harness/threads.h"
 
@@ -35,73 +35,79 @@ using testing::ThrowsMessage;
 
 // --- Ranks in one process
 
-class RanksTest : public testing::Test {
+class RanksTest : public testing::Test, protected FakeJob {
  protected:
-  // Every rank has the same buckets.
-  void Start(int size, std::vector<BucketConfig> configs, FakeHorovod::Settings settings = {}) {
+  void Start(int size, const std::vector<BucketConfig>& configs, FakeHorovod::Settings settings = {}) {
     settings.size = size;
     settings.clock = [](Rank) { return Now() + 1h; };  // whoever waits has waited for long
-    if (std::getenv("HOROVOD_PARTIAL_TEST_ON_DEVICES") != nullptr) {
-      devices_ = std::make_unique<FakeDevices>(size, FakeDevices::Streams::kNone);
-      settings.memory = [this](Rank rank) -> Memory& { return (*devices_)[rank]; };
-    }
-    horovod_ = std::make_unique<FakeHorovod>(std::move(settings));
-    for (Rank rank = 0; rank < size; ++rank)
-      applications_.push_back(std::make_unique<Application>(*horovod_, rank, configs));
+    const bool on_devices = std::getenv("HOROVOD_PARTIAL_TEST_ON_DEVICES") != nullptr;
+    FakeJob::Start(std::move(settings), configs,
+                   on_devices ? std::make_shared<FakeDevices>(size, FakeDevices::Streams::kNone) : nullptr);
+  }
+  // Where `breaks` says so, the cable is cut in a reduction.
+  static FakeHorovod::Settings Breaking(std::function<bool(const Closing&, Rank)> breaks) {
+    FakeHorovod::Settings settings;
+    settings.fault = [breaks = std::move(breaks)](const Closing& closing, Rank rank) {
+      return breaks(closing, rank) ? kBroken : "";
+    };
+    return settings;
   }
   void TearDown() override {
-    EXPECT_EQ(horovod_->complaint(), "");
+    EXPECT_EQ(horovod().complaint(), "");
     Shutdown();
   }
 
-  Application& At(Rank rank) { return *applications_[static_cast<std::size_t>(rank)]; }
-  Engine& EngineOf(Rank rank) { return horovod_->engine(rank); }
-  void Cycle(const std::function<void()>& between = [] {}) { horovod_->Cycle(random_, between); }
-  void Shutdown() {
-    horovod_->Shutdown();
+  // What a rank does alone, where it is a quorum.
+  void Step(Rank rank) {
+    At(rank).Arrive(0);
     Cycle();
+    At(rank).Wait(0);
   }
-  const PastRound& LastRound() const { return horovod_->history().back(); }
-  std::size_t Rounds() const { return horovod_->history().size(); }
-
-  // Round 0 of every bucket.
-  void RunRoundZero() {
-    for (auto& application : applications_)
-      for (int bucket = 0; bucket < application->buckets(); ++bucket) application->Arrive(bucket);
-    Cycle();
-    for (auto& application : applications_)
-      for (int bucket = 0; bucket < application->buckets(); ++bucket) application->Wait(bucket);
+  // Rank 1 comes late to rank 0's step, and so its contribution is pending.
+  void StepWithoutRank1() {
+    Step(0);
+    At(1).Arrive(0);
+    At(1).Wait(0);
   }
-
-  // In a thread of its own.
-  std::future<void> Begin(std::function<void()> body) { return std::async(std::launch::async, std::move(body)); }
-  // Until all of them have ended; rethrows what one has thrown.
-  void CycleUntilDone(std::future<void> thread) {
-    while (thread.wait_for(0s) != std::future_status::ready) Cycle();
-    thread.get();
+  // A cycle in which something happens as soon as `when` holds between two steps of the background.
+  void CycleAnd(const std::function<bool()>& when, const std::function<void()>& body) {
+    bool happened = false;
+    Cycle([&] {
+      if (happened || !when()) return;
+      happened = true;
+      body();
+    });
+    ASSERT_TRUE(happened);
   }
-  void CycleUntilDone(std::vector<std::future<void>> threads) {
-    for (auto& thread : threads) CycleUntilDone(std::move(thread));
+  // Flushes of these ranks.
+  std::vector<std::future<void>> BeginFlushes(const Members& ranks) {
+    std::vector<std::future<void>> flushes;
+    for (const Rank rank : ranks) flushes.push_back(Begin([this, rank] { WaitForFlush(EngineOf(rank)); }));
+    return flushes;
   }
   // A rank that has no other news: until it wants to say that it waits.
   void AwaitWaiting(Rank rank) {
     while (!EngineOf(rank).WantsCycle(Now() + 1h, kNever)) std::this_thread::yield();
   }
 
-  static Bucket::State StateOf(const SharedBucket& handle) {
-    std::lock_guard<std::mutex> lock(handle.mutex);
-    return handle.core.state();
+  bool Runs(Rank rank) {
+    const auto handle = EngineOf(rank).Find(BucketName(0));
+    std::lock_guard<std::mutex> lock(handle->mutex);
+    return handle->core.state() == Bucket::State::kRunning;
   }
   static bool HasPending(const SharedBucket& handle) {
     std::lock_guard<std::mutex> lock(handle.mutex);
     return handle.core.HasPending();
   }
+  // The sum of what these ranks have submitted to bucket 0.
+  Floats SubmittedBy(const Members& ranks) {
+    Floats submitted(kElements);
+    for (const Rank rank : ranks) AddTo(submitted, At(rank).At(0).submitted);
+    return submitted;
+  }
 
+  static constexpr const char* kBroken = "the cable was cut";
   const Watchdog watchdog_{testing::UnitTest::GetInstance()->current_test_info()->name()};
-  std::unique_ptr<FakeDevices> devices_;
-  std::unique_ptr<FakeHorovod> horovod_;
-  std::vector<std::unique_ptr<Application>> applications_;
-  Random random_{1};
 };
 
 // --- Work sharing
@@ -159,7 +165,7 @@ class SharingRanksTest : public RanksTest {
   void StartSharing() {
     Start(kRanks, {});
     for (Rank rank = 0; rank < kRanks; ++rank) {
-      Memory& memory = horovod_->memory(rank);
+      Memory& memory = horovod().memory(rank);
       for (const bool grants : {true, false}) {
         BucketConfig config = SharedConfig(kRanks, kEach, grants);
         config.memory = &memory;
@@ -169,10 +175,7 @@ class SharingRanksTest : public RanksTest {
     }
   }
   void Run(const std::function<void(Rank, Training&)>& body) {
-    std::vector<std::future<void>> threads;
-    for (Rank rank = 0; rank < kRanks; ++rank)
-      threads.push_back(Begin([&, rank] { body(rank, *trainings_[static_cast<std::size_t>(rank)]); }));
-    CycleUntilDone(std::move(threads));
+    OnAllRanks([&](Rank rank) { body(rank, *trainings_[static_cast<std::size_t>(rank)]); });
   }
 
   std::vector<std::unique_ptr<Training>> trainings_;
@@ -231,9 +234,7 @@ TEST_F(SharingRanksTest, WhoWaitsForAMicroBatchHearsOfAShutdown) {
 TEST_F(RanksTest, ALateArrivalGetsTheResultAtOnce) {
   Start(2, {Config(1)});
   RunRoundZero();
-  At(0).Arrive(0);
-  Cycle();
-  At(0).Wait(0);
+  Step(0);
   At(1).Arrive(0);
   EXPECT_TRUE(At(1).IsDone(0));
   At(1).Wait(0);
@@ -257,9 +258,7 @@ TEST_F(RanksTest, ASlowDeviceDoesNotMakeTheOthersWait) {
   EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kQuorum);
   EXPECT_FALSE(LastRound().closing.contributions[1].fresh);
   EXPECT_FALSE(At(1).IsDone(0)) << "it has not come yet";
-  At(0).Wait(0);
-  while (!At(1).IsDone(0)) Cycle();
-  At(1).Wait(0);
+  for (const Rank rank : {0, 1}) Wait(rank);
   EXPECT_TRUE(At(1).At(0).got.back().info.late);
   EXPECT_EQ(At(1).Total(0), At(0).Total(0));
   EXPECT_TRUE(HasPending(*At(1).At(0).handle));
@@ -272,14 +271,10 @@ TEST_F(RanksTest, AnArrivalCountsFromWhenItsDeviceIsReady) {
   At(1).Arrive(0);
   Cycle();
   EXPECT_EQ(Rounds(), 1u);
-  while (!At(0).IsDone(0)) Cycle();
-  At(0).Wait(0);
-  At(1).Wait(0);
+  for (const Rank rank : {0, 1}) Wait(rank);
   EXPECT_FALSE(At(0).At(0).got.back().info.late);
   EXPECT_EQ(At(0).Total(0), At(1).Total(0));
-  Floats submitted(kElements);
-  for (Rank rank : {0, 1}) AddTo(submitted, At(rank).At(0).submitted);
-  EXPECT_EQ(At(0).Total(0), submitted);
+  EXPECT_EQ(At(0).Total(0), SubmittedBy({0, 1}));
 }
 
 TEST_F(RanksTest, AShutdownEndsWaitsForADevice) {
@@ -288,90 +283,6 @@ TEST_F(RanksTest, AShutdownEndsWaitsForADevice) {
   At(0).Arrive(0, true, 1 << 30);
   EngineOf(0).Close("shut down");
   EXPECT_THROW(At(0).Wait(0), EngineError);
-}
-
-TEST_F(RanksTest, AnArrivalWhileRunningWaitsForTheResultOnly) {
-  Start(2, {Config(1)});
-  RunRoundZero();
-  At(0).Arrive(0);
-  bool arrived = false;
-  Cycle([&] {
-    if (arrived || StateOf(*At(1).At(0).handle) != Bucket::State::kRunning) return;
-    arrived = true;
-    At(1).Arrive(0);
-    EXPECT_FALSE(At(1).IsDone(0));
-  });
-  ASSERT_TRUE(arrived);
-  EXPECT_TRUE(At(1).IsDone(0)) << "the callback has ended the wait";
-  At(1).Wait(0);
-  EXPECT_TRUE(At(1).At(0).got.back().info.late);
-  Cycle();
-  EXPECT_EQ(Rounds(), 2u) << "a pending sum alone closes no round";
-  At(0).Wait(0);
-  At(0).Arrive(0);
-  Cycle();
-  EXPECT_EQ(LastRound().closing.gradients(), 2) << "the next one delivers it";
-}
-
-TEST_F(RanksTest, AnArrivalBetweenReportAndRoundIsTakenBack) {
-  Start(2, {Config(1)});
-  RunRoundZero();
-  At(0).Arrive(0);
-  bool arrived = false;
-  Cycle([&] {
-    if (arrived || Rounds() < 2 || StateOf(*At(1).At(0).handle) != Bucket::State::kIdle) return;
-    arrived = true;  // round 1 is decided, and has not begun on rank 1
-    At(1).Arrive(0);
-  });
-  ASSERT_TRUE(arrived);
-  EXPECT_TRUE(At(1).IsDone(0));
-  At(1).Wait(0);
-  EXPECT_TRUE(At(1).At(0).got.back().info.late);
-  At(0).Wait(0);
-  At(0).Arrive(0);
-  Cycle();
-  EXPECT_EQ(LastRound().closing.gradients(), 2);
-  EXPECT_EQ(LastRound().closing.fresh(), 1);
-}
-
-TEST_F(RanksTest, AGracePeriodEndsByItself) {
-  BucketConfig config = Config(1);
-  config.spec.policy.grace = 10ms;
-  FakeHorovod::Settings settings;
-  const auto now = std::make_shared<Time>(0);
-  settings.coordinator_clock = [now] { return *now; };
-  Start(2, {config}, settings);
-  RunRoundZero();
-  At(0).Arrive(0);
-  Cycle();
-  Cycle();
-  EXPECT_EQ(Rounds(), 1u);
-  *now = 10ms;
-  Cycle();  // no rank has any news: the coordinator asks for it
-  EXPECT_EQ(Rounds(), 2u);
-}
-
-TEST_F(RanksTest, RanksThatWaitForDifferentBucketsDoNotWaitForEachOther) {
-  Start(2, {Config(2), Config(2)});
-  const auto step = [&](Rank rank, int bucket) {
-    At(rank).Arrive(bucket);
-    At(rank).Wait(bucket);
-  };
-  // A thread is known to bring what it has collected. Then each waits in a bucket of its own.
-  auto first = Begin([&] {
-    for (const int bucket : {0, 1, 0, 1}) step(0, bucket);
-    WaitForEnd(EngineOf(0));
-  });
-  auto second = Begin([&] {
-    for (const int bucket : {0, 1, 1, 0}) step(1, bucket);
-    WaitForEnd(EngineOf(1));
-  });
-  CycleUntilDone(std::move(first));
-  CycleUntilDone(std::move(second));
-  const auto by_liveness = std::count_if(horovod_->history().begin(), horovod_->history().end(), [](const auto& past) {
-    return past.closing.reason == Closing::Reason::kLiveness;
-  });
-  EXPECT_GE(by_liveness, 1);
 }
 
 // --- Flush, end and deliver
@@ -391,9 +302,11 @@ TEST_F(RanksTest, AFlushReturnsWhenEveryBucketHasBeenDelivered) {
   for (Rank rank = 0; rank < 3; ++rank) {
     threads.push_back(Begin([&, rank] {
       WaitForFlush(EngineOf(rank));
-      for (int bucket = 0; bucket < 4; ++bucket)
-        if (StateOf(*At(rank).At(bucket).handle) != Bucket::State::kIdle || HasPending(*At(rank).At(bucket).handle))
-          ++early;
+      for (int bucket = 0; bucket < 4; ++bucket) {
+        const SharedBucket& handle = *At(rank).At(bucket).handle;
+        std::lock_guard<std::mutex> lock(handle.mutex);
+        if (handle.core.state() != Bucket::State::kIdle || handle.core.HasPending()) ++early;
+      }
     }));
   }
   // With time for the flushing threads between any two steps.
@@ -407,28 +320,6 @@ TEST_F(RanksTest, AFlushReturnsWhenEveryBucketHasBeenDelivered) {
   EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kFlush);
 }
 
-TEST_F(RanksTest, RanksEndAfterUnequalNumbersOfSteps) {
-  Start(3, {Config(2), Config(3)});
-  std::vector<std::future<void>> threads;
-  for (Rank rank = 0; rank < 3; ++rank) {
-    threads.push_back(Begin([&, rank] {
-      for (int step = 0; step < 1 + 3 * rank; ++step) {
-        for (int bucket = 0; bucket < 2; ++bucket) At(rank).Arrive(bucket);
-        for (int bucket = 0; bucket < 2; ++bucket) At(rank).Wait(bucket);
-      }
-      WaitForEnd(EngineOf(rank));
-      At(rank).Collect();
-    }));
-  }
-  CycleUntilDone(std::move(threads));
-  EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kEnd);
-  for (int bucket = 0; bucket < 2; ++bucket) {
-    Floats submitted(kElements);
-    for (Rank rank = 0; rank < 3; ++rank) AddTo(submitted, At(rank).At(bucket).submitted);
-    for (Rank rank = 0; rank < 3; ++rank) EXPECT_EQ(At(rank).Total(bucket), submitted) << "rank " << rank;
-  }
-}
-
 TEST_F(RanksTest, AFlushWhileOthersEndDoesNotEndThem) {
   Start(2, {Config(1)});
   RunRoundZero();
@@ -438,7 +329,7 @@ TEST_F(RanksTest, AFlushWhileOthersEndDoesNotEndThem) {
     WaitForEnd(EngineOf(0));
     ended = true;
   }));
-  CycleUntilDone(Begin([&] { WaitForFlush(EngineOf(1)); }));
+  CycleUntilDone(BeginFlushes({1}));
   for (int i = 0; i < 20; ++i) Cycle();
   EXPECT_FALSE(ended);
   threads.push_back(Begin([&] { WaitForEnd(EngineOf(1)); }));
@@ -449,38 +340,23 @@ TEST_F(RanksTest, AFlushWhileOthersEndDoesNotEndThem) {
 TEST_F(RanksTest, CollectingWaitsForARoundThatRuns) {
   Start(2, {Config(1)});
   RunRoundZero();
+  Step(0);
   At(0).Arrive(0);
-  Cycle();
-  At(0).Wait(0);
-  At(0).Arrive(0);
-  const auto runs_at_rank_1 = [&] {
-    const auto handle = EngineOf(1).Find(BucketName(0));
-    std::lock_guard<std::mutex> lock(handle->mutex);
-    return handle->core.state() == Bucket::State::kRunning;
-  };
   std::future<void> collecting;
-  Cycle([&] {
-    if (collecting.valid() || !runs_at_rank_1()) return;
-    collecting = Begin([&] { At(1).Collect(); });
-    EXPECT_EQ(collecting.wait_for(20ms), std::future_status::timeout);
-  });
-  ASSERT_TRUE(collecting.valid());
+  CycleAnd([&] { return Runs(1); },
+           [&] {
+             collecting = Begin([&] { At(1).Collect(); });
+             EXPECT_EQ(collecting.wait_for(20ms), std::future_status::timeout);
+           });
   CycleUntilDone(std::move(collecting));
-  Floats expected = Contribution(0, 0, 1);
-  for (const Rank rank : {0, 1}) AddTo(expected, Contribution(rank, 0, 0));
-  AddTo(expected, Contribution(0, 0, 2));
-  EXPECT_EQ(At(1).Total(0), expected);
+  EXPECT_EQ(At(1).Total(0), SubmittedBy({0, 1}));
   At(0).Wait(0);
 }
 
 TEST_F(RanksTest, DeliverSendsWhatIsPendingAndKeepsTheResults) {
   Start(2, {Config(1)});
   RunRoundZero();
-  At(0).Arrive(0);
-  Cycle();
-  At(0).Wait(0);
-  At(1).Arrive(0);
-  At(1).Wait(0);
+  StepWithoutRank1();
   ASSERT_TRUE(HasPending(*At(1).At(0).handle));
   CycleUntilDone(Begin([&] { EngineOf(1).Deliver(); }));
   EXPECT_EQ(LastRound().closing.gradients(), 1);
@@ -505,76 +381,66 @@ TEST_F(RanksTest, DeliverWaitsForWhatIsOutstandingFirst) {
 
 TEST_F(RanksTest, ABucketMayBeFirstUsedWhileARankHasJoined) {
   Start(3, {Config(3)});
-  horovod_->Join(2);
+  horovod().Join(2);
   for (int step = 0; step < 2; ++step) {
     for (const Rank rank : {0, 1}) At(rank).Arrive(0);
     Cycle();
     EXPECT_EQ(LastRound().closing.fresh(), 2);
     for (const Rank rank : {0, 1}) At(rank).Wait(0);
   }
-  for (const Rank rank : {0, 1}) horovod_->Join(rank);
+  for (const Rank rank : {0, 1}) horovod().Join(rank);
   Cycle();
-  for (const Rank rank : {0, 1, 2}) EXPECT_FALSE(horovod_->IsJoining(rank));
-  for (const Rank rank : {0, 1, 2}) At(rank).Arrive(0);
-  Cycle();
+  for (const Rank rank : {0, 1, 2}) EXPECT_FALSE(horovod().IsJoining(rank));
+  RunRoundZero();
   EXPECT_EQ(LastRound().closing.fresh(), 3);
   EXPECT_EQ(LastRound().closing.error, "");
-  for (const Rank rank : {0, 1, 2}) At(rank).Wait(0);
   EXPECT_EQ(At(0).At(0).got.back().results, At(2).At(0).got.back().results);
 }
 
 TEST_F(RanksTest, ARankThatDoesNotKnowABucketSendsZeros) {
   Start(2, {Config(1)});
-  horovod_->Join(1);
-  At(0).Arrive(0);
+  horovod().Join(1);
+  Step(0);
+  horovod().Join(0);
   Cycle();
-  At(0).Wait(0);
-  horovod_->Join(0);
-  Cycle();
-  At(0).Arrive(0);
-  Cycle();
-  EXPECT_TRUE(At(0).IsDone(0));
+  Step(0);
   EXPECT_EQ(LastRound().closing.fresh(), 1);
-  At(0).Wait(0);
   EXPECT_EQ(At(0).Total(0), At(0).At(0).submitted);
 }
 
 // --- Errors
 
 TEST_F(RanksTest, AnErrorInTheReductionPoisonsTheBucket) {
-  FakeHorovod::Settings settings;
-  settings.fault = [](const Closing& closing, Rank) {
-    return closing.bucket == BucketName(0) && closing.round == 1 ? "the cable was cut" : "";
-  };
-  Start(2, {Config(1), Config(1)}, settings);
+  Start(2, {Config(1), Config(1)},
+        Breaking([](const Closing& closing, Rank) { return closing.bucket == BucketName(0) && closing.round == 1; }));
   RunRoundZero();
   At(0).Arrive(0);
   Cycle();
-  EXPECT_THAT([&] { At(0).Wait(0); }, ThrowsMessage<EngineError>("the cable was cut"));
+  EXPECT_THAT([&] { At(0).Wait(0); }, ThrowsMessage<EngineError>(kBroken));
   for (const Rank rank : {0, 1}) {
-    EXPECT_THAT([&] { At(rank).Arrive(0); }, ThrowsMessage<EngineError>("the cable was cut"));
+    EXPECT_THAT([&] { At(rank).Arrive(0); }, ThrowsMessage<EngineError>(kBroken));
     EXPECT_THROW(EngineOf(rank).Collect(At(rank).At(0).handle, At(rank).At(0).output.data()), EngineError);
   }
   for (const Rank rank : {0, 1}) At(rank).Arrive(1);
   Cycle();
   for (const Rank rank : {0, 1}) At(rank).Wait(1);  // the other bucket goes on
   EXPECT_EQ(At(0).Total(1), At(1).Total(1));
+  CycleUntilDone(BeginFlushes({0, 1}));
 }
 
 TEST_F(RanksTest, AnErrorReachesWhoCameWhileTheRoundWasRunning) {
-  FakeHorovod::Settings settings;
-  settings.fault = [](const Closing& closing, Rank) { return closing.round == 1 ? "the cable was cut" : ""; };
-  Start(2, {Config(1)}, settings);
+  Start(2, {Config(1)}, Breaking([](const Closing& closing, Rank) { return closing.round == 1; }));
   RunRoundZero();
   At(0).Arrive(0);
-  bool arrived = false;
-  Cycle([&] {
-    if (arrived || StateOf(*At(1).At(0).handle) != Bucket::State::kRunning) return;
-    arrived = true;
-    At(1).Arrive(0);
-  });
-  ASSERT_TRUE(arrived);
-  EXPECT_THAT([&] { At(1).Wait(0); }, ThrowsMessage<EngineError>("the cable was cut"));
+  CycleAnd([&] { return Runs(1); }, [&] { At(1).Arrive(0); });
+  EXPECT_THAT([&] { At(1).Wait(0); }, ThrowsMessage<EngineError>(kBroken));
+}
+
+TEST_F(RanksTest, AnErrorOnOneRankDoesNotStopTheOthers) {
+  Start(2, {Config(1)}, Breaking([](const Closing& closing, Rank rank) { return closing.round == 1 && rank == 1; }));
+  RunRoundZero();
+  for (int step = 0; step < 3; ++step) Step(0);
+  EXPECT_THAT([&] { At(1).Arrive(0); }, ThrowsMessage<EngineError>(kBroken));
 }
 
 TEST_F(RanksTest, RanksThatDisagreeGetTheSameErrorAndTheNameIsFreeAgain) {
@@ -608,12 +474,10 @@ TEST_F(RanksTest, ABucketThatNobodyElseWillUseIsRefused) {
   for (const Rank rank : {0, 1}) At(rank).Wait(0);
   auto ending = Begin([&] { WaitForEnd(EngineOf(1)); });
   At(0).Arrive(1);
-  while (!At(0).IsDone(1)) Cycle();
-  EXPECT_THAT([&] { At(0).Wait(1); }, ThrowsMessage<EngineError>(HasSubstr("will ever use this bucket")));
-  std::vector<std::future<void>> threads;
-  threads.push_back(std::move(ending));
-  threads.push_back(Begin([&] { WaitForEnd(EngineOf(0)); }));
-  CycleUntilDone(std::move(threads));
+  EXPECT_THAT([&] { Wait(0, 1); }, ThrowsMessage<EngineError>(HasSubstr("will ever use this bucket")));
+  auto last = Begin([&] { WaitForEnd(EngineOf(0)); });
+  CycleUntilDone(std::move(ending));
+  CycleUntilDone(std::move(last));
 }
 
 TEST_F(RanksTest, ANameThatIsInUseIsRefused) {
@@ -677,15 +541,12 @@ TEST_F(RanksTest, ARoundThatIsUnderWayComesBeforeAShutdown) {
   Start(2, {Config(1)});
   RunRoundZero();
   At(0).Arrive(0);
-  bool arrived = false;
-  Cycle([&] {
-    if (arrived || StateOf(*At(1).At(0).handle) != Bucket::State::kRunning) return;
-    arrived = true;
-    At(1).Arrive(0);
-    horovod_->Shutdown();
-  });
+  CycleAnd([&] { return Runs(1); },
+           [&] {
+             At(1).Arrive(0);
+             horovod().Shutdown();
+           });
   Cycle();
-  ASSERT_TRUE(arrived);
   At(1).Wait(0);
   EXPECT_THROW(At(1).Arrive(0), EngineError);
 }
@@ -700,75 +561,36 @@ TEST_F(RanksTest, AClosedGenerationEndsEveryWaitAndTakesNothingNew) {
   EXPECT_THAT([&] { EngineOf(0).Declare("another", Config(1)); }, ThrowsMessage<EngineError>("a new generation"));
 }
 
-TEST_F(RanksTest, AFlushAfterAnErrorEnds) {
-  FakeHorovod::Settings settings;
-  settings.fault = [](const Closing& closing, Rank) {
-    return closing.bucket == BucketName(0) && closing.round == 1 ? "the cable was cut" : "";
-  };
-  Start(2, {Config(1), Config(1)}, settings);
-  RunRoundZero();
-  At(0).Arrive(0);
-  Cycle();
-  EXPECT_THROW(At(0).Wait(0), EngineError);
-  std::vector<std::future<void>> threads;
-  for (const Rank rank : {0, 1}) threads.push_back(Begin([&, rank] { WaitForFlush(EngineOf(rank)); }));
-  CycleUntilDone(std::move(threads));
-}
-
-TEST_F(RanksTest, AnErrorOnOneRankDoesNotStopTheOthers) {
-  FakeHorovod::Settings settings;
-  settings.fault = [](const Closing& closing, Rank rank) {
-    return closing.round == 1 && rank == 1 ? "the cable was cut" : "";
-  };
-  Start(2, {Config(1)}, settings);
-  RunRoundZero();
-  for (int step = 0; step < 3; ++step) {
-    At(0).Arrive(0);
-    Cycle();
-    At(0).Wait(0);
-  }
-  EXPECT_THAT([&] { At(1).Arrive(0); }, ThrowsMessage<EngineError>("the cable was cut"));
-}
-
 TEST_F(RanksTest, AFlushDoesNotWaitForARankThatHasUsedNoBucket) {
   Start(2, {Config(1)});
-  horovod_->Join(1);
-  At(0).Arrive(0);
-  Cycle();
-  At(0).Wait(0);
-  horovod_->Join(0);
+  horovod().Join(1);
+  Step(0);
+  horovod().Join(0);
   Cycle();
   WaitForFlush(EngineOf(1));  // it has nothing to deliver, and returns at once
-  CycleUntilDone(Begin([&] { WaitForFlush(EngineOf(0)); }));
+  CycleUntilDone(BeginFlushes({0}));
 }
 
 // A rank that had joined in round 0 comes to a later round, when its report has been sent: what it does not know of is
 // not declared by it.
 TEST_F(RanksTest, ARankThatSlipsIntoALaterRoundStillDeclares) {
   Start(3, {Config(1)});
-  horovod_->Join(2);
+  horovod().Join(2);
   for (const Rank rank : {0, 1}) At(rank).Arrive(0);
   Cycle();
   for (const Rank rank : {0, 1}) At(rank).Wait(0);
-  for (const Rank rank : {0, 1}) horovod_->Join(rank);
+  for (const Rank rank : {0, 1}) horovod().Join(rank);
   Cycle();
   At(0).Arrive(0);
-  bool arrived = false;
-  Cycle([&] {
-    if (arrived || Rounds() < 2) return;
-    arrived = true;
-    At(2).Arrive(0);
-  });
-  ASSERT_TRUE(arrived);
+  CycleAnd([&] { return Rounds() == 2; }, [&] { At(2).Arrive(0); });
   At(0).Wait(0);
   Cycle();
   At(2).Wait(0);
-  std::vector<std::future<void>> flushes;
-  for (const Rank rank : {0, 1}) flushes.push_back(Begin([&, rank] { WaitForFlush(EngineOf(rank)); }));
+  auto flushes = BeginFlushes({0, 1});
   for (const Rank rank : {0, 1}) AwaitWaiting(rank);
   for (int i = 0; i < 5; ++i) Cycle();
   ASSERT_EQ(flushes[0].wait_for(0s), std::future_status::timeout) << "rank 2 has not come";
-  flushes.push_back(Begin([&] { WaitForFlush(EngineOf(2)); }));
+  CycleUntilDone(BeginFlushes({2}));
   CycleUntilDone(std::move(flushes));
 }
 
@@ -787,8 +609,8 @@ class FamilyTest : public RanksTest {
   }
   // How many gradients were in the round that was taken; -1 for no round.
   int Take(Rank rank) {
-    Tensor first(horovod_->memory(rank));
-    Tensor second(horovod_->memory(rank));
+    Tensor first(horovod().memory(rank));
+    Tensor second(horovod().memory(rank));
     const auto taken = EngineOf(rank).families().TakeRound({{family_[0], first.data()}, {family_[1], second.data()}});
     if (!taken) return -1;
     first_ = first.values();
@@ -899,9 +721,9 @@ TEST_F(FamilyTest, ClearForgetsWholeRounds) {
 class EndsTest : public RanksTest {
  protected:
   // Every rank has the same buckets, and an owner of all of them.
-  void StartOwned(int size, std::vector<BucketConfig> configs, FakeHorovod::Settings settings = {}) {
+  void StartOwned(int size, const std::vector<BucketConfig>& configs, FakeHorovod::Settings settings = {}) {
     const auto buckets = static_cast<int>(configs.size());
-    Start(size, std::move(configs), std::move(settings));
+    Start(size, configs, std::move(settings));
     for (Rank rank = 0; rank < size; ++rank) {
       owners_.push_back(std::make_shared<Owner>());
       for (int bucket = 0; bucket < buckets; ++bucket) EngineOf(rank).Own(BucketName(bucket), owners_.back());
@@ -910,16 +732,9 @@ class EndsTest : public RanksTest {
   }
   void Leave(Rank rank) { owners_[static_cast<std::size_t>(rank)]->Leave(); }
   bool Knows(Rank rank, int bucket) { return EngineOf(rank).Find(BucketName(bucket)) != nullptr; }
-  void Step(Rank rank) {
-    At(rank).Arrive(0);
+  void AllLeave() {
+    for (const auto& owner : owners_) owner->Leave();
     Cycle();
-    At(rank).Wait(0);
-  }
-  // Rank 1 comes late, and so its contribution is pending.
-  void StepWithoutRank1() {
-    Step(0);
-    At(1).Arrive(0);
-    At(1).Wait(0);
   }
 
   std::vector<std::shared_ptr<Owner>> owners_;
@@ -945,9 +760,7 @@ TEST_F(EndsTest, ABucketEndsOnAllRanksTogetherWhenAllOwnersAreGone) {
 
 TEST_F(EndsTest, WhatIsPendingTravelsInTheLastRound) {
   StartOwned(2, {Config(1)});
-  Step(0);
-  At(1).Arrive(0);  // late
-  At(1).Wait(0);
+  StepWithoutRank1();
   const std::weak_ptr<SharedBucket> memory = At(1).At(0).handle;
   At(1).At(0).handle = nullptr;
   Leave(1);
@@ -976,8 +789,7 @@ TEST_F(EndsTest, ARankThatKeepsItsOwnerGoesOnAndTheOthersKeepNoResults) {
 
 TEST_F(EndsTest, ALaterOwnerOfTheSameNameIsNotMistakenForTheOneThatLeft) {
   StartOwned(2, {Config(1)});
-  for (const Rank rank : {0, 1}) Leave(rank);
-  Cycle();
+  AllLeave();
   ASSERT_FALSE(Knows(0, 0));
   const auto owner = std::make_shared<Owner>();
   for (const Rank rank : {0, 1}) EngineOf(rank).Own(BucketName(0), owner);
@@ -1014,19 +826,15 @@ TEST_F(EndsTest, DeliveringDoesNotUnretire) {
 
 TEST_F(EndsTest, DeliveringToABucketThatHasEndedBeginsNoNewOne) {
   StartOwned(2, {Config(1)});
-  for (const Rank rank : {0, 1}) Leave(rank);
-  Cycle();
+  AllLeave();
   EXPECT_EQ(EngineOf(1).BeginDelivery(At(1).At(0).handle), nullptr);
   EXPECT_FALSE(Knows(1, 0));
 }
 
 TEST_F(EndsTest, ABucketWhoseLastRoundFailsEndsToo) {
-  FakeHorovod::Settings settings;
-  settings.fault = [](const Closing& closing, Rank rank) { return closing.ends && rank == 1 ? "broken" : ""; };
-  StartOwned(2, {Config(1)}, settings);
+  StartOwned(2, {Config(1)}, Breaking([](const Closing& closing, Rank rank) { return closing.ends && rank == 1; }));
   StepWithoutRank1();
-  for (const Rank rank : {0, 1}) Leave(rank);
-  Cycle();
+  AllLeave();
   for (const Rank rank : {0, 1}) {
     ASSERT_FALSE(Knows(rank, 0)) << "rank " << rank;
     WaitForFlush(EngineOf(rank));  // waits for nothing
@@ -1037,9 +845,7 @@ TEST_F(EndsTest, ABucketWhoseLastRoundFailsEndsToo) {
 class CrossingTest : public EndsTest, public testing::WithParamInterface<int> {
  protected:
   void CycleAnd(const std::function<void()>& body) {
-    Cycle([&, moment = 0]() mutable {
-      if (++moment == GetParam()) body();
-    });
+    RanksTest::CycleAnd([moment = 0]() mutable { return ++moment == GetParam(); }, body);
   }
 };
 
@@ -1098,8 +904,7 @@ INSTANTIATE_TEST_SUITE_P(Moments, CrossingTest, testing::Range(6, 15));
 
 TEST_F(EndsTest, AHandleOfABucketThatHasEndedBeginsANewOne) {
   StartOwned(2, {Config(1)});
-  for (const Rank rank : {0, 1}) Leave(rank);
-  Cycle();
+  AllLeave();
   RunRoundZero();  // with the handles that the applications have kept
   EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kFirst);
   EXPECT_EQ(EngineOf(0).Find(BucketName(0)), At(0).At(0).handle);
@@ -1107,12 +912,11 @@ TEST_F(EndsTest, AHandleOfABucketThatHasEndedBeginsANewOne) {
 
 TEST_F(EndsTest, JoinedRanksForgetItToo) {
   StartOwned(3, {Config(1)});
-  horovod_->Join(2);
-  for (const Rank rank : {0, 1}) Leave(rank);
-  Cycle();
+  horovod().Join(2);
+  AllLeave();
   EXPECT_TRUE(LastRound().closing.ends);
   EXPECT_FALSE(Knows(2, 0));
-  for (const Rank rank : {0, 1}) horovod_->Join(rank);
+  for (const Rank rank : {0, 1}) horovod().Join(rank);
   Cycle();
   RunRoundZero();
   EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kFirst);
@@ -1120,8 +924,7 @@ TEST_F(EndsTest, JoinedRanksForgetItToo) {
 
 TEST_F(EndsTest, AFlushAfterTheLastBucketReturnsAtOnce) {
   StartOwned(2, {Config(1)});
-  for (const Rank rank : {0, 1}) Leave(rank);
-  Cycle();
+  AllLeave();
   WaitForFlush(EngineOf(0));
   WaitForEnd(EngineOf(1));
 }
@@ -1129,10 +932,10 @@ TEST_F(EndsTest, AFlushAfterTheLastBucketReturnsAtOnce) {
 TEST_F(EndsTest, AFlushThatWaitsIsReleasedWhenTheLastBucketEnds) {
   StartOwned(2, {Config(1)});
   StepWithoutRank1();
-  auto flush = Begin([&] { WaitForFlush(EngineOf(0)); });
+  auto flush = BeginFlushes({0});
   while (!EngineOf(0).WantsCycle(Now(), kNever)) std::this_thread::yield();
   Cycle();
-  for (const Rank rank : {0, 1}) Leave(rank);
+  AllLeave();
   CycleUntilDone(std::move(flush));
   EXPECT_TRUE(LastRound().closing.ends);
   WaitForFlush(EngineOf(1));
@@ -1142,24 +945,20 @@ TEST_F(EndsTest, AFlushOfOtherBucketsGoesOn) {
   StartOwned(2, {Config(1), Config(1)});
   const auto stays = std::make_shared<Owner>();
   for (const Rank rank : {0, 1}) EngineOf(rank).Own(BucketName(1), stays);
-  auto flush = Begin([&] { WaitForFlush(EngineOf(0)); });
+  auto flush = BeginFlushes({0});
   while (!EngineOf(0).WantsCycle(Now(), kNever)) std::this_thread::yield();
-  for (const Rank rank : {0, 1}) Leave(rank);
-  Cycle();
+  AllLeave();
   Cycle();
   EXPECT_FALSE(Knows(0, 0));
-  EXPECT_EQ(flush.wait_for(0s), std::future_status::timeout);
-  std::vector<std::future<void>> threads;
-  threads.push_back(std::move(flush));
-  threads.push_back(Begin([&] { WaitForFlush(EngineOf(1)); }));
-  CycleUntilDone(std::move(threads));
+  EXPECT_EQ(flush[0].wait_for(0s), std::future_status::timeout);
+  CycleUntilDone(BeginFlushes({1}));
+  CycleUntilDone(std::move(flush));
   EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kFlush);
 }
 
 TEST_F(EndsTest, AModelThatIsKeptGoesWithItsRank) {
   StartOwned(2, {ModelConfig({})});
-  for (const Rank rank : {0, 1}) Leave(rank);
-  Cycle();
+  AllLeave();
   EXPECT_TRUE(LastRound().closing.ends);
   EXPECT_EQ(LastRound().closing.members(0).size(), 0u);
   EXPECT_FALSE(Knows(0, 0));
@@ -1180,11 +979,7 @@ TEST_F(EndsTest, OwnersOfBucketsThatWereNeverUsedLeaveNothing) {
 TEST_F(RanksTest, ClearForgetsOnThisRankAndAFullRoundFollows) {
   Start(2, {Config(1)});
   RunRoundZero();
-  At(0).Arrive(0);
-  Cycle();
-  At(0).Wait(0);
-  At(1).Arrive(0);  // late, so its contribution is pending
-  At(1).Wait(0);
+  StepWithoutRank1();
   for (const Rank rank : {0, 1}) EngineOf(rank).families().Clear({BucketName(0)});
   At(0).Arrive(0);
   Cycle();
@@ -1196,26 +991,6 @@ TEST_F(RanksTest, ClearForgetsOnThisRankAndAFullRoundFollows) {
   Floats expected = Contribution(0, 0, 2);
   AddTo(expected, Contribution(1, 0, 2));
   EXPECT_THAT(At(0).At(0).got.back().results, ElementsAre(expected));
-}
-
-TEST_F(RanksTest, AClearBetweenAnnouncementAndRoundIsNoError) {
-  Start(2, {Config(1)});
-  RunRoundZero();
-  At(0).Arrive(0);
-  Cycle();
-  At(0).Wait(0);
-  At(1).Arrive(0);
-  At(1).Wait(0);
-  At(0).Arrive(0);
-  bool cleared = false;
-  Cycle([&] {
-    if (cleared || Rounds() < 3 || StateOf(*At(1).At(0).handle) != Bucket::State::kIdle) return;
-    cleared = true;
-    EngineOf(1).families().Clear({BucketName(0)});
-  });
-  ASSERT_TRUE(cleared);
-  At(0).Wait(0);
-  EXPECT_THAT(At(0).At(0).got.back().results, ElementsAre(Contribution(0, 0, 2)));
 }
 
 // --- Groups of ranks
@@ -1238,135 +1013,45 @@ class GroupsTest : public RanksTest {
     for (const Rank rank : ranks) At(rank).Wait(0);
   }
   const Application::Got& LastOf(Rank rank) { return At(rank).At(0).got.back(); }
-  // The mean of these models: of a rank the one of a step.
-  static Floats Mean(const std::vector<std::pair<Rank, int>>& models) {
-    Floats mean(kElements);
-    for (const auto& [rank, step] : models) AddTo(mean, Contribution(rank, 0, step));
-    for (float& value : mean) value /= static_cast<float>(models.size());
-    return mean;
-  }
-  static auto Near(const Floats& values) { return ElementsAre(testing::Pointwise(testing::FloatEq(), values)); }
-  // While these ranks have ended, calls `body`; then the others end too.
-  void WhileEnded(const Members& ranks, const std::function<void()>& body) {
-    std::vector<std::future<void>> threads;
-    for (const Rank rank : ranks) threads.push_back(Begin([this, rank] { WaitForEnd(EngineOf(rank)); }));
-    for (const Rank rank : ranks) AwaitWaiting(rank);
-    body();
-    for (Rank rank = 0; rank < horovod_->size(); ++rank)
-      if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end())
-        threads.push_back(Begin([this, rank] { WaitForEnd(EngineOf(rank)); }));
-    CycleUntilDone(std::move(threads));
-  }
-  // Round 0 without these ranks; then they are back.
-  void RunRoundZeroWithout(const Members& joined) {
-    Members others;
-    for (Rank rank = 0; rank < horovod_->size(); ++rank)
-      if (std::find(joined.begin(), joined.end(), rank) == joined.end()) others.push_back(rank);
-    for (const Rank rank : joined) horovod_->Join(rank);
-    ArriveTogether(others);
-    WaitFor(others);
-    for (const Rank rank : others) horovod_->Join(rank);
+  // Three ranks have groups of 2 ready ranks. Rank 2 had joined in round 0, and is back.
+  void RunRoundZeroWithoutRank2() {
+    Start(3, {ReadyConfig(2)});
+    horovod().Join(2);
+    ArriveTogether({0, 1});
+    WaitFor({0, 1});
+    for (const Rank rank : {0, 1}) horovod().Join(rank);
     Cycle();
   }
-  std::size_t HeldBytes(Rank rank) {
-    const SharedBucket& handle = *At(rank).At(0).handle;
-    std::lock_guard<std::mutex> lock(handle.mutex);
-    return handle.core.held_bytes();
-  }
-};
-
-// C3: a rank that is frozen for a round, among 4 in groups of 2.
-TEST_F(GroupsTest, ALateRanksLastModelStandsInForIt) {
-  Start(4, {ModelConfig(ButterflyOf(2))});
-  RunRoundZero();
-  ArriveTogether({0, 2, 3});
-  EXPECT_THAT(LastRound().closing.groups, ElementsAre(0, 1, 0, 1));
-  WaitFor({0, 2, 3});
-  EXPECT_THAT(LastOf(0).results, Near(Mean({{0, 1}, {2, 1}})));
-  EXPECT_EQ(LastOf(0).results, LastOf(2).results);
-  EXPECT_THAT(LastOf(3).results, Near(Mean({{1, 0}, {3, 1}})));
-  At(1).Arrive(0);
-  EXPECT_TRUE(At(1).IsDone(0));
-  WaitFor({1});
-  EXPECT_THAT(LastOf(1).results, Near(Mean({{1, 0}, {3, 1}, {1, 1}})));
-  EXPECT_TRUE(LastOf(1).info.late);
-  EXPECT_THAT(LastOf(1).info.members, ElementsAre(1, 3));
-  EXPECT_EQ(LastOf(1).info.fresh, 1);
-  EXPECT_EQ(LastOf(1).info.gradients, 2);
-}
-
-TEST_F(GroupsTest, AKeptModelStandsInRoundAfterRound) {
-  Start(2, {ModelConfig(ButterflyOf(2))});
-  RunRoundZero();
-  for (int step = 1; step < 4; ++step) {
+  // Rank 0 waits, and rank 2 has come with another policy.
+  std::shared_ptr<Operation> Disagree() {
     ArriveTogether({0});
-    WaitFor({0});
-    EXPECT_THAT(LastOf(0).results, Near(Mean({{0, step}, {1, 0}})));
-    EXPECT_EQ(LastRound().closing.contributions[1].stale, true);
+    const auto handle = EngineOf(2).Declare(BucketName(0), ReadyConfig(3));
+    auto operation = EngineOf(2).Arrive(handle, {model_.data(), model_.data(), 1});
+    for (int i = 0; i < 5; ++i) Cycle();
+    EXPECT_TRUE(EngineOf(2).Poll(*handle, *operation));
+    for (const Rank rank : {0, 1, 2}) EXPECT_EQ(EngineOf(rank).Find(BucketName(0)), nullptr) << "the name is free";
+    return operation;
   }
-  ArriveTogether({1});
-  WaitFor({1});
-  EXPECT_EQ(LastOf(1).info.staleness, 3);
-  EXPECT_THAT(LastOf(1).results, Near(Mean({{0, 3}, {1, 0}, {1, 1}})));
-  ArriveTogether({0});
-  WaitFor({0});
-  EXPECT_THAT(LastOf(0).results, Near(Mean({{0, 4}, {1, 1}})));
-  EXPECT_FALSE(LastRound().closing.contributions[1].stale) << "a newer one";
-}
 
-TEST_F(GroupsTest, AnArrivalWhileRunningReplacesTheKeptModelBehindItsBack) {
-  Start(2, {ModelConfig(ButterflyOf(2))});
-  RunRoundZero();
-  At(0).Arrive(0);
-  bool arrived = false;
-  Cycle([&] {
-    if (arrived || StateOf(*At(1).At(0).handle) != Bucket::State::kRunning) return;
-    arrived = true;
-    At(1).Arrive(0);
-  });
-  ASSERT_TRUE(arrived);
-  WaitFor({0, 1});
-  EXPECT_THAT(LastOf(0).results, Near(Mean({{0, 1}, {1, 0}})));
-  EXPECT_THAT(LastOf(1).results, Near(Mean({{0, 1}, {1, 0}, {1, 1}})));
-  EXPECT_TRUE(EngineOf(1).WantsCycle(Now(), kNever)) << "the coordinator does not know of the new model yet";
-  ArriveTogether({0});
-  WaitFor({0});
-  EXPECT_THAT(LastOf(0).results, Near(Mean({{0, 2}, {1, 1}})));
-}
+  Floats model_ = Floats(kElements);
+};
 
 TEST_F(GroupsTest, AnEndedRanksModelIsLeftOut) {
   Start(2, {ModelConfig(ButterflyOf(2))});
   RunRoundZero();
-  WhileEnded({1}, [&] {
-    ArriveTogether({0});
-    WaitFor({0});
-    EXPECT_THAT(LastOf(0).results, Near(Mean({{0, 1}})));
-    EXPECT_EQ(LastOf(0).info.gradients, 1);
-  });
-}
-
-TEST_F(GroupsTest, AFullRoundWaitsForAll) {
-  Start(4, {ModelConfig(ButterflyOf(2), 2)});
-  RunRoundZero();
-  ArriveTogether({0, 1, 3});
-  EXPECT_EQ(Rounds(), 1u);
-  ArriveTogether({2});
-  EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kEverybody);
-  WaitFor({0, 1, 2, 3});
-  for (const Rank rank : {0, 1, 2, 3})
-    EXPECT_THAT(LastOf(rank).results, Near(Mean({{0, 1}, {1, 1}, {2, 1}, {3, 1}}))) << rank;
-  ArriveTogether({0});
-  EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kQuorum);
+  auto end = Begin([this] { WaitForEnd(EngineOf(1)); });
+  AwaitWaiting(1);
+  Step(0);
+  EXPECT_THAT(LastOf(0).results, ElementsAre(Contribution(0, 0, 1)));
+  EXPECT_EQ(LastOf(0).info.gradients, 1);
+  CycleUntilDone(Begin([this] { WaitForEnd(EngineOf(0)); }));
+  CycleUntilDone(std::move(end));
 }
 
 TEST_F(GroupsTest, AFlushOfModelsIsNoRound) {
   Start(3, {ModelConfig(ButterflyOf(2)), ReadyConfig(2), Config(1)});
   RunRoundZero();
-  for (int flush = 0; flush < 2; ++flush) {
-    std::vector<std::future<void>> threads;
-    for (const Rank rank : {0, 1, 2}) threads.push_back(Begin([this, rank] { WaitForFlush(EngineOf(rank)); }));
-    CycleUntilDone(std::move(threads));
-  }
+  for (int flush = 0; flush < 2; ++flush) CycleUntilDone(BeginFlushes({0, 1, 2}));
   for (int bucket = 0; bucket < 3; ++bucket) {
     for (const Rank rank : {0, 1, 2}) At(rank).Arrive(bucket);
     Cycle();
@@ -1380,179 +1065,22 @@ TEST_F(GroupsTest, AFlushOfModelsIsNoRound) {
   }
 }
 
-TEST_F(GroupsTest, SeveralGroupsOfReadyRanksFormAtOnce) {
-  Start(5, {ReadyConfig(2)});
-  RunRoundZero();
-  ArriveTogether({0, 1, 2, 3});
-  EXPECT_EQ(Rounds(), 2u) << "in one round";
-  const auto groups = GroupsOf(LastRound().closing.groups);
-  ASSERT_EQ(groups.size(), 2u);
-  WaitFor({0, 1, 2, 3});
-  for (const Members& group : groups) {
-    ASSERT_EQ(group.size(), 2u);
-    for (const Rank rank : group) {
-      EXPECT_THAT(LastOf(rank).results, Near(Mean({{group[0], 1}, {group[1], 1}}))) << rank;
-      EXPECT_EQ(LastOf(rank).info.members, group);
-      EXPECT_FALSE(LastOf(rank).info.late);
-    }
-  }
-  EXPECT_EQ(LastRound().inputs[4], nullptr);
-  EXPECT_EQ(StateOf(*At(4).At(0).handle), Bucket::State::kIdle);
-  for (const Rank rank : {0, 1, 2, 3, 4}) EXPECT_EQ(HeldBytes(rank), 0u) << "nothing is copied, nothing allocated";
-}
-
-TEST_F(GroupsTest, WhoIsInNoGroupGoesOnWaiting) {
-  Start(3, {ReadyConfig(2)});
-  RunRoundZero();
-  ArriveTogether({2});
-  EXPECT_FALSE(At(2).IsDone(0));
-  EXPECT_FALSE(horovod_->engine(2).WantsCycle(Now(), kNever)) << "it has been reported";
-  ArriveTogether({0});
-  WaitFor({0, 2});
-  EXPECT_THAT(LastOf(2).results, Near(Mean({{0, 1}, {2, 1}})));
-  ArriveTogether({0, 1, 2});
-  const Rank left = LastRound().closing.groups == Partition{0, 0, kNoGroup}   ? 2
-                    : LastRound().closing.groups == Partition{0, kNoGroup, 0} ? 1
-                                                                              : 0;
-  EXPECT_FALSE(At(left).IsDone(0));
-  const Rank other = (left + 1) % 3;
-  WaitFor({other});
-  ArriveTogether({other});
-  WaitFor({left, other});
-  EXPECT_EQ(LastOf(left).results, LastOf(other).results);
-}
-
-TEST_F(GroupsTest, AnArrivalByNoticeBetweenReportAndRoundIsNotTakenBack) {
-  for (const Rank slipped : {0, 2}) {
-    applications_.clear();
-    Start(3, {ReadyConfig(2)});
-    RunRoundZero();
-    Members others = {0, 1, 2};
-    others.erase(others.begin() + slipped);
-    for (const Rank rank : others) At(rank).Arrive(0);
-    bool arrived = false;
-    Cycle([&] {
-      if (arrived || StateOf(*At(others[1]).At(0).handle) != Bucket::State::kRunning) return;
-      arrived = true;  // the round may or may not have begun on the rank that slips in
-      At(slipped).Arrive(0);
-    });
-    ASSERT_TRUE(arrived);
-    EXPECT_FALSE(At(slipped).IsDone(0));
-    WaitFor(others);
-    ArriveTogether({others[0]});
-    WaitFor({slipped, others[0]});
-    EXPECT_FALSE(LastOf(slipped).info.late);
-    EXPECT_EQ(LastOf(slipped).results, LastOf(others[0]).results);
-    EXPECT_EQ(horovod_->complaint(), "");
-    Shutdown();
-  }
-}
-
-TEST_F(GroupsTest, TheLastRanksAverageAmongThemselves) {
-  Start(4, {ReadyConfig(3)});
-  RunRoundZero();
-  WhileEnded({1, 3}, [&] {
-    ArriveTogether({0});
-    EXPECT_FALSE(At(0).IsDone(0)) << "rank 2 may come";
-    ArriveTogether({2});
-    WaitFor({0, 2});
-    EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kLiveness);
-    EXPECT_THAT(LastOf(0).results, Near(Mean({{0, 1}, {2, 1}})));
-    EXPECT_EQ(LastOf(0).results, LastOf(2).results);
-  });
-}
-
-TEST_F(GroupsTest, ALoneRankKeepsItsModel) {
-  Start(3, {ReadyConfig(2)});
-  RunRoundZero();
-  WhileEnded({0, 1}, [&] {
-    ArriveTogether({2});
-    WaitFor({2});
-    EXPECT_THAT(LastOf(2).results, ElementsAre(Contribution(2, 0, 1)));
-    EXPECT_FALSE(LastOf(2).info.late);
-  });
-}
-
-TEST_F(GroupsTest, ClearAsksForAFullRoundOfReadyRanks) {
-  Start(3, {ReadyConfig(2)});
-  RunRoundZero();
-  EngineOf(1).families().Clear({BucketName(0)});
-  ArriveTogether({0, 1});
-  EXPECT_EQ(Rounds(), 1u);
-  ArriveTogether({2});
-  EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kEverybody);
-  EXPECT_TRUE(LastRound().closing.groups.empty());
-  WaitFor({0, 1, 2});
-  EXPECT_THAT(LastOf(0).results, Near(Mean({{0, 1}, {1, 1}, {2, 1}})));
-  ArriveTogether({0, 1});
-  WaitFor({0, 1});
-}
-
-TEST_F(GroupsTest, AShutdownEndsWaitsByNotice) {
-  Start(3, {ReadyConfig(3)});
-  RunRoundZero();
-  ArriveTogether({0, 1});
-  std::vector<std::future<void>> threads;
-  for (const Rank rank : {0, 1}) threads.push_back(Begin([&, rank] { EXPECT_THROW(At(rank).Wait(0), EngineError); }));
-  Shutdown();
-  CycleUntilDone(std::move(threads));
-}
-
 TEST_F(GroupsTest, AnErrorInAGroupIsItsMembers) {
-  FakeHorovod::Settings settings;
-  settings.fault = [](const Closing& closing, Rank rank) {
-    return closing.round == 1 && closing.Includes(rank) ? "the cable was cut" : "";
-  };
-  Start(4, {ReadyConfig(2)}, settings);
+  Start(4, {ReadyConfig(2)},
+        Breaking([](const Closing& closing, Rank rank) { return closing.round == 1 && closing.Includes(rank); }));
   RunRoundZero();
   ArriveTogether({0, 1});
-  for (const Rank rank : {0, 1})
-    EXPECT_THAT([&] { At(rank).Wait(0); }, ThrowsMessage<EngineError>("the cable was cut"));
+  for (const Rank rank : {0, 1}) EXPECT_THAT([&] { At(rank).Wait(0); }, ThrowsMessage<EngineError>(kBroken));
   ArriveTogether({2, 3});
   WaitFor({2, 3});
-  EXPECT_THAT(LastOf(2).results, Near(Mean({{2, 1}, {3, 1}})));
-}
-
-// Its first arrival is a request with the policy in it, as in round 0, but the others have long come by notice.
-TEST_F(GroupsTest, ARankThatHadJoinedInRoundZeroFindsAGroup) {
-  for (const Rank joined : {2, 0}) {
-    SCOPED_TRACE("rank " + std::to_string(joined));
-    applications_.clear();
-    Start(3, {ReadyConfig(2)});
-    RunRoundZeroWithout({joined});
-    Members others = {0, 1, 2};
-    others.erase(others.begin() + joined);
-    for (const Rank rank : others) At(rank).Arrive(0);  // first come, first served
-    At(joined).Arrive(0);
-    for (int i = 0; i < 5; ++i) Cycle();
-    for (const Rank rank : others) {
-      if (!At(rank).IsDone(0)) continue;
-      WaitFor({rank});
-      At(rank).Arrive(0);
-    }
-    for (int i = 0; i < 5; ++i) Cycle();
-    ASSERT_EQ(horovod_->complaint(), "");
-    ASSERT_TRUE(At(joined).IsDone(0));
-    WaitFor({joined});
-    const Application::Got& got = LastOf(joined);
-    EXPECT_FALSE(got.info.late);
-    EXPECT_GE(got.info.gradients, 2);
-    Shutdown();
-  }
+  EXPECT_EQ(LastOf(2).results, LastOf(3).results);
 }
 
 TEST_F(GroupsTest, ARankThatHadJoinedInRoundZeroDoesNotLoseItsModelWhenItSlipsIn) {
-  Start(3, {ReadyConfig(2)});
-  RunRoundZeroWithout({2});
+  RunRoundZeroWithoutRank2();
   At(2).Declare(0);
   for (const Rank rank : {0, 1}) At(rank).Arrive(0);
-  bool arrived = false;
-  Cycle([&] {
-    if (arrived || Rounds() < 2) return;
-    arrived = true;
-    At(2).Arrive(0);
-  });
-  ASSERT_TRUE(arrived);
+  CycleAnd([&] { return Rounds() == 2; }, [&] { At(2).Arrive(0); });
   WaitFor({0, 1});
   for (int i = 0; i < 5 && !At(2).IsDone(0); ++i) {
     if (At(0).At(0).operation == nullptr) At(0).Arrive(0);
@@ -1560,52 +1088,28 @@ TEST_F(GroupsTest, ARankThatHadJoinedInRoundZeroDoesNotLoseItsModelWhenItSlipsIn
   }
   ASSERT_TRUE(At(2).IsDone(0));
   WaitFor({2});
+  EXPECT_FALSE(LastOf(2).info.late);
   EXPECT_THAT(LastOf(2).results[0], testing::Contains(testing::Gt(1)).Times(kElements)) << "not zeros";
 }
 
-TEST_F(GroupsTest, ADisagreementReachesWhoWaitsByNotice) {
-  Start(3, {ReadyConfig(2)});
-  RunRoundZeroWithout({2});
-  ArriveTogether({0});
-  const auto handle = EngineOf(2).Declare(BucketName(0), ReadyConfig(3));
-  Floats model(kElements);
-  const auto operation = EngineOf(2).Arrive(handle, {model.data(), model.data(), 1});
-  for (int i = 0; i < 5; ++i) Cycle();
+TEST_F(GroupsTest, ALateDisagreementReachesWhoWaitsByNotice) {
+  RunRoundZeroWithoutRank2();
+  const auto operation = Disagree();
   const auto message = AllOf(HasSubstr("PartialReduce(2)"), HasSubstr("rank 2 asked for PartialReduce(3)"));
-  EXPECT_THAT([&] { EngineOf(2).Wait(*handle, *operation); }, ThrowsMessage<EngineError>(message));
+  EXPECT_THAT(operation->error, message);
   ASSERT_TRUE(At(0).IsDone(0));
   EXPECT_THAT([&] { At(0).Wait(0); }, ThrowsMessage<EngineError>(message));
-  EXPECT_THAT([&] { At(1).Arrive(0); }, ThrowsMessage<EngineError>(message));
-}
-
-TEST_F(GroupsTest, AFlushAfterALateDisagreementEnds) {
-  Start(3, {ReadyConfig(2)});
-  RunRoundZeroWithout({2});
-  ArriveTogether({0});
-  Floats model(kElements);
-  const auto handle = EngineOf(2).Declare(BucketName(0), ReadyConfig(3));
-  EngineOf(2).Arrive(handle, {model.data(), model.data(), 1});
-  for (int i = 0; i < 5; ++i) Cycle();
-  EXPECT_THROW(At(0).Wait(0), EngineError);
-  for (const Rank rank : {0, 1, 2}) ASSERT_EQ(EngineOf(rank).Find(BucketName(0)), nullptr) << "the name is free";
   EXPECT_THROW(WaitForFlush(EngineOf(1)), EngineError) << "it waited in nothing, and has lost what was in the bucket";
-  std::vector<std::future<void>> flushes;
-  for (const Rank rank : {0, 1, 2}) flushes.push_back(Begin([&, rank] { WaitForFlush(EngineOf(rank)); }));
-  CycleUntilDone(std::move(flushes));
+  EXPECT_THAT([&] { At(1).Arrive(0); }, ThrowsMessage<EngineError>(message));
+  CycleUntilDone(BeginFlushes({0, 1, 2}));
 }
 
 // It would arrive without a declaration at a bucket that the coordinator knows no more.
 TEST_F(GroupsTest, AJoinedRankHearsOfALateDisagreement) {
-  Start(3, {ReadyConfig(2)});
-  RunRoundZeroWithout({2});
-  horovod_->Join(1);
-  ArriveTogether({0});
-  Floats model(kElements);
-  const auto handle = EngineOf(2).Declare(BucketName(0), ReadyConfig(3));
-  EngineOf(2).Arrive(handle, {model.data(), model.data(), 1});
-  for (int i = 0; i < 5; ++i) Cycle();
+  RunRoundZeroWithoutRank2();
+  horovod().Join(1);
+  Disagree();
   EXPECT_THROW(At(0).Wait(0), EngineError);
-  EXPECT_EQ(EngineOf(1).Find(BucketName(0)), nullptr);
   EXPECT_THROW(At(1).Arrive(0), EngineError);
 }
 
@@ -1658,6 +1162,28 @@ class OneEngineTest : public testing::Test {
     closing.round = round_++;
     closing.contributions = {{gradients, fresh}, {1, true}};
     engine_.Begin({closing}, false);
+  }
+  // Closes the last round of a flush, in which nothing is pending.
+  void CloseFlush(Report::Flush over = Report::Flush::kFlushing) {
+    Closing closing;
+    closing.bucket = "bucket";
+    closing.round = round_++;
+    closing.reason = over == Report::Flush::kEnding ? Closing::Reason::kEnd : Closing::Reason::kFlush;
+    closing.flushes = true;
+    closing.flush_over = over;
+    closing.contributions.resize(2);
+    engine_.Begin({closing}, false);
+  }
+  void Refuse(const std::string& bucket, Report::Flush over = Report::Flush::kNone) {
+    Closing closing;
+    closing.bucket = bucket;
+    closing.error = "the ranks do not agree";
+    closing.flush_over = over;
+    engine_.Begin({closing}, false);
+  }
+  // Until a thread has begun one, and that has been reported.
+  void AwaitFlush() {
+    while (ReportAt(Now() + 1h).flush == Report::Flush::kNone) std::this_thread::yield();
   }
   void RunRoundZero() {
     Arrive();
@@ -1714,11 +1240,6 @@ TEST_F(OneEngineTest, NothingIsAcceptedAfterAShutdown) {
   EXPECT_CALL(transport_, Alive).WillRepeatedly(Return(false));
   EXPECT_THAT([&] { Arrive(); }, ThrowsMessage<EngineError>(HasSubstr("shut down")));
   EXPECT_TRUE(ReportAt(Now()).empty());
-}
-
-TEST_F(OneEngineTest, AQuietRankReportsNothingAndWantsNoCycle) {
-  EXPECT_TRUE(ReportAt(Now()).empty());
-  EXPECT_FALSE(engine_.WantsCycle(Now(), kNever));
 }
 
 TEST_F(OneEngineTest, AWaitIsReportedBeyondItsThreshold) {
@@ -1784,32 +1305,22 @@ TEST_F(OneEngineTest, AFlushIsReportedAsAWaitToo) {
 TEST_F(OneEngineTest, AFlushThatFollowsOneThatWasGivenUpIsAFlushOfItsOwn) {
   for (const bool closed : {true, false}) {
     if (closed) RunRoundZero();
-    Closing closing;
-    closing.bucket = "bucket";
-    closing.reason = Closing::Reason::kFlush;
-    closing.flushes = true;
-    closing.flush_over = Report::Flush::kFlushing;
-    closing.contributions.resize(2);
-    const auto close = [&] {
-      closing.round = round_++;
-      engine_.Begin({closing}, false);
-    };
     std::atomic<bool> interrupted{false};
     EXPECT_CALL(transport_, Interrupt).WillRepeatedly([&] {
       if (!interrupted.exchange(true)) throw std::runtime_error("Ctrl-C");
     });
     auto first = std::async(std::launch::async, [&] { EXPECT_THROW(WaitForFlush(engine_), std::runtime_error); });
-    while (ReportAt(Now()).flush == Report::Flush::kNone) std::this_thread::yield();
-    if (closed) close();
+    AwaitFlush();
+    if (closed) CloseFlush();
     first.get();
     ReportAt(Now() - 1h);  // what was news is none any more
     auto second = std::async(std::launch::async, [&] { WaitForFlush(engine_); });
     while (!engine_.WantsCycle(Now(), kNever)) std::this_thread::yield();
-    if (!closed) close();
+    if (!closed) CloseFlush();
     engine_.Finished(handle_, "");
     EXPECT_EQ(ReportAt(Now()).flush, Report::Flush::kFlushing) << "the old rounds are not those of this flush";
     EXPECT_EQ(second.wait_for(200ms), std::future_status::timeout);
-    close();
+    CloseFlush();
     engine_.Finished(handle_, "");
     second.get();
   }
@@ -1818,15 +1329,8 @@ TEST_F(OneEngineTest, AFlushThatFollowsOneThatWasGivenUpIsAFlushOfItsOwn) {
 TEST_F(OneEngineTest, AFlushWhoseRoundsRunIsUnderWay) {
   RunRoundZero();
   auto first = std::async(std::launch::async, [&] { WaitForFlush(engine_); });
-  while (ReportAt(Now()).flush == Report::Flush::kNone) std::this_thread::yield();
-  Closing closing;
-  closing.bucket = "bucket";
-  closing.round = round_++;
-  closing.reason = Closing::Reason::kFlush;
-  closing.flushes = true;
-  closing.flush_over = Report::Flush::kFlushing;
-  closing.contributions.resize(2);
-  engine_.Begin({closing}, false);
+  AwaitFlush();
+  CloseFlush();
   EXPECT_THROW(WaitForFlush(engine_), std::invalid_argument);
   engine_.Finished(handle_, "");
   first.get();
@@ -1840,15 +1344,8 @@ TEST_F(OneEngineTest, AFlushWhoseRoundsRunIsNoWait) {
     WaitForFlush(engine_);
   });
   used.get_future().wait();
-  while (ReportAt(Now() + 1h).flush == Report::Flush::kNone) std::this_thread::yield();
-  Closing closing;
-  closing.bucket = "bucket";
-  closing.round = round_++;
-  closing.reason = Closing::Reason::kFlush;
-  closing.flushes = true;
-  closing.flush_over = Report::Flush::kFlushing;
-  closing.contributions.resize(2);
-  engine_.Begin({closing}, false);
+  AwaitFlush();
+  CloseFlush();
   const Report report = ReportAt(Now() + 1h);
   EXPECT_EQ(report.flush, Report::Flush::kNone);
   EXPECT_TRUE(report.absent.empty());
@@ -1862,22 +1359,11 @@ TEST_F(OneEngineTest, ARefusedRoundEndsNoFlush) {
   RunRoundZero();
   engine_.Declare("other", Config(1));
   auto flush = std::async(std::launch::async, [&] { WaitForFlush(engine_); });
-  while (ReportAt(Now()).flush == Report::Flush::kNone) std::this_thread::yield();
-  Closing refused;
-  refused.bucket = "other";
-  refused.error = "the ranks do not agree";
-  refused.flush_over = Report::Flush::kFlushing;
-  engine_.Begin({refused}, false);
+  AwaitFlush();
+  Refuse("other", Report::Flush::kFlushing);
   EXPECT_EQ(flush.wait_for(200ms), std::future_status::timeout);
   EXPECT_EQ(ReportAt(Now()).flush, Report::Flush::kFlushing);
-  Closing closing;
-  closing.bucket = "bucket";
-  closing.round = round_++;
-  closing.reason = Closing::Reason::kFlush;
-  closing.flushes = true;
-  closing.flush_over = Report::Flush::kFlushing;
-  closing.contributions.resize(2);
-  engine_.Begin({closing}, false);
+  CloseFlush();
   engine_.Finished(handle_, "");
   flush.get();
 }
@@ -1885,22 +1371,16 @@ TEST_F(OneEngineTest, ARefusedRoundEndsNoFlush) {
 TEST_F(OneEngineTest, AFlushFailsWithABucketThatIsRefused) {
   RunRoundZero();
   auto flush = std::async(std::launch::async, [&] { WaitForFlush(engine_); });
-  while (ReportAt(Now()).flush == Report::Flush::kNone) std::this_thread::yield();
-  Closing refused;
-  refused.bucket = "bucket";
-  refused.error = "ranks wait for each other";
-  engine_.Begin({refused}, false);
-  EXPECT_THAT([&] { flush.get(); }, ThrowsMessage<EngineError>(HasSubstr("ranks wait for each other")));
+  AwaitFlush();
+  Refuse("bucket");
+  EXPECT_THAT([&] { flush.get(); }, ThrowsMessage<EngineError>(HasSubstr("the ranks do not agree")));
   EXPECT_NO_THROW(WaitForFlush(engine_)) << "no bucket is in use any more";
 }
 
 TEST_F(OneEngineTest, WhoWaitsInNothingIsToldOnceWhatIsLostWithARefusedBucket) {
   RunRoundZero();
-  Closing refused;
-  refused.bucket = "bucket";
-  refused.error = "ranks wait for each other";
-  engine_.Begin({refused}, false);
-  EXPECT_THAT([&] { WaitForFlush(engine_); }, ThrowsMessage<EngineError>(HasSubstr("ranks wait for each other")));
+  Refuse("bucket");
+  EXPECT_THAT([&] { WaitForFlush(engine_); }, ThrowsMessage<EngineError>(HasSubstr("the ranks do not agree")));
   EXPECT_NO_THROW(WaitForFlush(engine_));
 }
 
@@ -1915,14 +1395,7 @@ TEST_F(OneEngineTest, AShutdownWhenEveryRankHasEndedIsNoError) {
   RunRoundZero();
   EXPECT_CALL(transport_, Interrupt).WillOnce([&] {  // this thread wakes only when another rank has shut down
     ReportAt(Now());
-    Closing closing;
-    closing.bucket = "bucket";
-    closing.round = round_;
-    closing.reason = Closing::Reason::kEnd;
-    closing.flushes = true;
-    closing.flush_over = Report::Flush::kEnding;
-    closing.contributions.resize(2);
-    engine_.Begin({closing}, false);
+    CloseFlush(Report::Flush::kEnding);
     engine_.Finished(handle_, "");
     engine_.Close("Horovod has been shut down");
   });

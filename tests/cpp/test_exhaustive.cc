@@ -7,6 +7,8 @@
 // with the same program does what count once (a sixth of the states), background steps of different ranks are taken in
 // one order, and steps without an alternative leave no state behind. Before all that the same case had 6.9 million.
 //
+// An explorer that finds no bug proves nothing: the defects of mutants.toml show that this one finds them.
+//
 // Groups have 1.2 million states, in 20 s: which rank is which counts there, and so does the round.
 //
 // Families have half a million states, in 5 s. With 3 steps in each case they have 16.7 million, in 3 minutes. Where
@@ -35,7 +37,6 @@ namespace {
 
 using testing::Each;
 using testing::Gt;
-using testing::HasSubstr;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int kSteps = 2;  // a sanitizer looks for other mistakes, which fewer steps show as well
@@ -482,51 +483,6 @@ INSTANTIATE_TEST_SUITE_P(Families, ExplorerTest, testing::ValuesIn(Families()), 
 INSTANTIATE_TEST_SUITE_P(FamiliesThatEndLate, ExplorerTest, testing::ValuesIn(FamiliesThatEndLate()), kNameOfCase);
 INSTANTIATE_TEST_SUITE_P(AdaptiveQuorums, ExplorerTest, testing::ValuesIn(AdaptiveQuorums()), kNameOfCase);
 INSTANTIATE_TEST_SUITE_P(Threads, ExplorerTest, testing::ValuesIn(Threads()), kNameOfCase);
-
-// --- Planted bugs
-
-struct PlantedBug {
-  Bug bug;
-  Case in;
-  const char* violation;
-};
-
-class PlantedBugTest : public testing::TestWithParam<PlantedBug> {};
-
-TEST_P(PlantedBugTest, IsFound) {
-  const PlantedBug& planted = GetParam();
-  Job job = planted.in.job;
-  Coverage coverage;
-  EXPECT_EQ(Explore(World(job, coverage)).violation, "") << "without the bug";
-  job.bug = planted.bug;
-  const Exploration result = Explore(World(job, coverage));
-  EXPECT_THAT(result.violation, HasSubstr(planted.violation));
-  EXPECT_FALSE(result.trace.empty());
-}
-
-const PlantedBug kBugs[] = {
-    {Bug::kWaitingIsNotReported, Make(kMajority, kOppositeOrderOfTwo, 3), "deadlock"},
-    {Bug::kWaitingIsNotReported, Make(kQuorum3, kOppositeOrder, 3), "deadlock"},
-    {Bug::kWaitingIsNotReported, Make(kMajority, kThreadsInOppositeOrder, 3), "deadlock"},
-    {Bug::kWaitingIsOneFlag, Make(kMajority, kEachItsBucket, 3), "where a thread of it may"},
-    {Bug::kFlushIsOneFlag, Make(kMajority, kOneThreadFlushes, 3), "where a thread of it may"},
-    {Bug::kSilenceIsNotNoticed, Make(kMajority, kEndCrosswise, 3), "deadlock"},
-    {Bug::kSilenceIsNotNoticed, Make(kMajority, kQueues, 3), "deadlock"},
-    {Bug::kParkedIsNotReported, Make(kQuorum3, kParked, 3), "deadlock"},
-    {Bug::kJoinedIsNotTold, Make(kQuorum3, kJoinsEarly, 3), "deadlock"},
-    {Bug::kPendingIsForgotten, Make(kMajority, kTogether, 3), "not the sum of what was due"},
-    {Bug::kPendingIsNotReported, Make(kMajority, kTogether, 3), "closed with another contribution"},
-    {Bug::kQuorumIsOneTooSmall, Make(kMajority, kTogether, 3), "the quorum is not reached"},
-    {Bug::kBoundIsOneTooLarge, Make(kSoloWithBound1, kTogether, 3), "the staleness bound is broken"},
-    {Bug::kRoundsAreNotHeld, Family(kSoloWithBound1, kTogether, 3), "more untaken results"},
-    {Bug::kRoundsAreNotHeld, Family(kSolo, kLeavesEarly, 3), "a rank that drains"},
-    {Bug::kForeignDoesNotDrain, Family(kSolo, kParked, 3), "added up"},
-    {Bug::kDeliveryIsPartial, Family(kSoloWithBound1, kJoinsEarly, 3), "out of step"},
-    {Bug::kFlushIsNotBounded, Family(kSolo, kFlushOnce, 2), "other rounds"},
-    {Bug::kResultsAreOverwritten, Make(kSolo, kTogether, 3), "not those of the rounds"},
-};
-
-INSTANTIATE_TEST_SUITE_P(All, PlantedBugTest, testing::ValuesIn(kBugs));
 
 }  // namespace
 }  // namespace horovod_partial::test

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from harness.compiler import leave_out_the_compiler
 from harness.rank import rank_of_environment, register
 from history import Writer
 from loads import LOADS, BadBatchError, Scene
@@ -166,6 +167,7 @@ HAPPENINGS: dict[str, Callable[[Fault], None]] = {
 
 
 def main() -> None:
+    leave_out_the_compiler()
     register(FOLDER, RANK)
     torch.set_num_threads(1)
     HISTORY.write("begin", rank=RANK, size=PLAN.ranks, seed=PLAN.seed)

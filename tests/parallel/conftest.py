@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
 
 from harness import fronts, trainers
 from harness import world as ranks_world
@@ -32,8 +33,18 @@ from horovod_partial.settings import settings
 _launches = pytest.StashKey[dict[Setup, Launch]]()
 
 
+class Beside:
+    """Runs launches, one after the other, beside the tests of one process, which leave them a core."""
+
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        if item.path.parent == HERE.parent / "single":
+            any(launch.go_on() for launch in item.config.stash[_launches].values())
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_launches] = {}
+    if ranks_world.setup is None:
+        config.pluginmanager.register(Beside())
     if ranks_world.setup is not None and config.getoption("device") != "cpu":
         torch.set_default_device(config.getoption("device"))
 
@@ -114,6 +125,11 @@ def _setup_of(item: pytest.Item) -> Setup | None:
     return setup if isinstance(setup, Setup) else None  # with --transport there may be nothing left to run on
 
 
+def _turn_of(item: pytest.Item) -> int:
+    mark = item.get_closest_marker("turn")
+    return {"first": 0, "last": 2}[mark.args[0]] if mark else 1
+
+
 def _is_for_the_full_matrix(item: pytest.Item) -> bool:
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     setup = parameters.get("world") or parameters.get("job")
@@ -140,7 +156,10 @@ def _chosen(items: Sequence[pytest.Item], full: bool) -> Iterator[pytest.Item]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Chooses the cases of the matrix. Tests of one setup come together, whatever file they are in: they share a launch."""
+    """Chooses the cases of the matrix. Tests of one setup come together, whatever file they are in: they share a launch.
+
+    Those that run whole programs come last, when all launches are over.
+    """
     if ranks_world.setup is not None:
         return  # ranks are told which tests to run
     chosen = dict.fromkeys(_chosen(items, config.getoption("matrix") == "full"))
@@ -149,7 +168,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     order: dict[object, int] = {}
     for item in items:
         order.setdefault(_setup_of(item) or item.path, len(order))
-    items.sort(key=lambda item: order[_setup_of(item) or item.path])
+
+    def place(item: pytest.Item) -> tuple[bool, int, int]:
+        setup = _setup_of(item)
+        runs_programs = setup is None and item.path.is_relative_to(HERE)
+        return runs_programs, order[setup or item.path], _turn_of(item)
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

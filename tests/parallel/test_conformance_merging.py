@@ -16,10 +16,11 @@ from harness.world import World
 from horovod_partial import merging
 from horovod_partial.merging import MessageCost, planner
 
-# In launches of their own: ranks that plan differently, or fail alone, see variables in different orders afterwards, and
-# names that follow from that order would not agree in the tests behind.
+# Ranks that plan differently, or fail alone, see variables in different orders afterwards, and names that follow from
+# that order would not agree in the tests of other files.
 pytestmark = [
-    pytest.mark.launch(**WITH_TWO_RANKS, label="merging"),
+    pytest.mark.launch(**WITH_TWO_RANKS),
+    pytest.mark.turn("last"),
     pytest.mark.trainers("torch", "keras_eager", "keras_graph", "tape_eager", "tape_graph"),
 ]
 optimizers = pytest.mark.trainers("torch", "keras_eager", "keras_graph")

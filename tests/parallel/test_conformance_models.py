@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from harness.fronts import Front
 from harness.matrix import alone, four, scripted
-from harness.models import Groups, Models, group_of, model, ring, softmax
+from harness.models import FOR_EVER, Groups, Models, group_of, model, ring, softmax
 from harness.script import Script, same_error, value
 from harness.world import World
 
@@ -22,7 +22,6 @@ from horovod_partial.policies import Butterfly, GroupAverage, PartialReduce, Sch
 
 pytestmark = pytest.mark.launch(full_ranks=(4, 8))
 
-FOR_EVER = 1e9  # milliseconds: a round with this grace closes when everybody is there
 ATOL = {"float16": 2e-3, "bfloat16": 1e-2}
 
 # Policies under which all ranks average in every round, each with the steps that a rank has taken.

@@ -12,11 +12,11 @@ import pytest
 from harness.fronts import Front
 from harness.matrix import alone, process_sets
 from harness.script import same_error
+from harness.trainers import EVERYBODY
 from harness.world import World
 
 from horovod_partial.policies import Majority, PartialReduce, Quorum
 
-EVERYBODY = "quorum:1.0"  # every rank is on time: results are known
 TYPES = ["int32", "int64", "float16", "float32", "float64", "bfloat16"]
 odd_ranks = pytest.mark.parametrize("odd", [0, 1])
 

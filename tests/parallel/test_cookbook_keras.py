@@ -35,6 +35,8 @@ def check(world: World, monkeypatch: pytest.MonkeyPatch, recipe: str, policy: st
             yield batch
 
     monkeypatch.setattr(sys, "path", [str(COOKBOOK), *sys.path])
+    for name in (recipe, "data"):  # the cookbook of the other framework has modules of these names
+        monkeypatch.delitem(sys.modules, name, raising=False)
     module = importlib.import_module(recipe)
     monkeypatch.setattr(keras.callbacks.Callback, "on_train_batch_begin", sleep)  # in `fit`
     if hasattr(module, "batches"):  # in a loop

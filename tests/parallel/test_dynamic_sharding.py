@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 import horovod_partial.torch as hvd
 from horovod_partial.torch.dynamic_sharding import DynamicShardingLoader, DynamicShardingSampler, micro_batch_seed
 
-pytestmark = pytest.mark.launch(**OVER_MPI, ranks=(3,), full_ranks=(2, 3, 4))
+pytestmark = pytest.mark.launch(**OVER_MPI, full_ranks=(2, 3, 4))
 
 PASSES = 2
 BATCH_SIZE = 2
@@ -112,9 +112,8 @@ def test_every_sample_comes_once(world: World, workers: int) -> None:
     made = training.gather()
     assert made == training.planned(0) | training.planned(1, UPDATES)
     assert once(made) == sorted(2 * list(range(training.samples)))
-    by_rank = world.gather(len(training.made))
-    # The slow one makes both of its own in the first update, and one in each of the others.
-    assert by_rank[1] <= PASSES + 2 * UPDATES - 1 < min(by_rank[0], 2 * PASSES * UPDATES)
+    if world.rank == 1:  # it makes its own in the first update, and at most one in each of the others
+        assert len(training.made) <= PASSES + 2 * UPDATES - 1
     training.optimizer.flush()
     hvd.assert_replicas_equal(torch.nn.ParameterList([training.weight]), training.optimizer)
 

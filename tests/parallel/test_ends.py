@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from harness.matrix import FRONT_END
+from harness.matrix import front_end
 from harness.world import World
 
 import horovod_partial.torch as hvd
 
-# A launch of its own: buckets of tests elsewhere would keep flushes busy that here must have nothing to do.
-pytestmark = pytest.mark.launch(**FRONT_END, label="ends")
+# Buckets that tests elsewhere have left would keep flushes busy that here must have nothing to do.
+pytestmark = [front_end, pytest.mark.turn("first")]
 
 POLICIES = {
     "solo": hvd.Solo(),

@@ -5,29 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 from harness.buckets import collect
-from harness.matrix import TRANSPORTS, WITH_TWO_RANKS
+from harness.matrix import TRANSPORTS, WITH_TWO_RANKS, bare
 from harness.world import World
 
 import horovod_partial.torch as hvd
 
-ENVIRONMENTS = {
-    "autotune": {
-        "HOROVOD_AUTOTUNE": "1",
-        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "1",
-        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "2",
-    },
-    "no-cache": {"HOROVOD_CACHE_CAPACITY": "0"},
-    "observed": {
-        "HOROVOD_TIMELINE": "/dev/null",
-        "HOROVOD_TIMELINE_MARK_CYCLES": "1",
-        "HOROVOD_PARTIAL_LOG_LEVEL": "debug",
-        "HOROVOD_DISABLE_GROUP_FUSION": "1",
-    },
+OBSERVED = {
+    "HOROVOD_AUTOTUNE": "1",
+    "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "1",
+    "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "2",
+    "HOROVOD_TIMELINE": "/dev/null",
+    "HOROVOD_TIMELINE_MARK_CYCLES": "1",
+    "HOROVOD_PARTIAL_LOG_LEVEL": "debug",
+    "HOROVOD_DISABLE_GROUP_FUSION": "1",
 }
-
-
-def launch(label: str) -> pytest.MarkDecorator:
-    return pytest.mark.launch(label=label, environment=ENVIRONMENTS[label], **WITH_TWO_RANKS)
 
 
 def partial_rounds_beside_horovods_collectives(world: World) -> None:
@@ -77,24 +68,18 @@ def uneven_ranks(world: World) -> None:
     hvd.flush()
 
 
-@launch("autotune")
-def test_autotune(world: World) -> None:
-    for _ in range(2):
-        partial_rounds_beside_horovods_collectives(world)
-    training(world, "solo")
-    uneven_ranks(world)
-
-
-@launch("no-cache")
-def test_without_the_response_cache(world: World) -> None:
+@bare
+def test_without_cache_and_fusion(world: World) -> None:
     partial_rounds_beside_horovods_collectives(world)
     training(world, "majority")
     uneven_ranks(world)
 
 
-@launch("observed")
-def test_with_a_timeline_and_every_line_of_the_log_and_without_group_fusion(world: World) -> None:
-    partial_rounds_beside_horovods_collectives(world)
+@pytest.mark.launch(label="observed", environment=OBSERVED, **WITH_TWO_RANKS)
+def test_autotune_with_a_timeline_and_every_line_of_the_log_and_without_group_fusion(world: World) -> None:
+    for _ in range(2):
+        partial_rounds_beside_horovods_collectives(world)
+    training(world, "solo")
     training(world, "majority")
     uneven_ranks(world)
 

@@ -110,12 +110,6 @@ def test_a_scaler_that_the_optimizer_does_not_know(world: World, recipe: str, op
     world.same(model.weight.tolist())
 
 
-@pytest.mark.full_matrix
-@pytest.mark.launch(ranks=(2,))
-def test_i5_full_equals_horovod_with_2_ranks(world: World) -> None:
-    assert torch.equal(train(world, horovod.torch), train(world, hvd))
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -16,7 +16,11 @@ from typing import Any
 import pytest
 import torch
 from harness.matrix import OVER_MPI, STEADY, scripted
-from harness.torch_training import EVERYBODY, batch, weights
+from harness.torch_training import (
+    batch,
+    weights,
+)
+from harness.trainers import EVERYBODY
 from harness.whole_jobs import Job
 from harness.world import World
 

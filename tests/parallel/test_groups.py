@@ -16,7 +16,7 @@ import torch
 from harness.buckets import completed
 from harness.fronts import front_of
 from harness.matrix import alone, four, process_sets
-from harness.models import Groups, Models, group_of, ring, softmax
+from harness.models import FOR_EVER, Groups, Models, group_of, ring, softmax
 from harness.script import value
 from harness.world import World
 
@@ -27,7 +27,6 @@ from horovod_partial.torch.model_operations import signal
 pytestmark = pytest.mark.launch(full_ranks=(4, 8))
 FRONT = front_of("torch")
 DEVICE = torch.zeros(1).get_device()  # Horovod's number for it, on which a rank that has joined has its zeros
-FOR_EVER = 1e9  # milliseconds: a round with this grace closes when everybody is there
 
 
 def begin(world: World, policy: Any, name: str = "tensor", **options: Any) -> Any:

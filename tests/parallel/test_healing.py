@@ -9,53 +9,31 @@ from typing import Any
 
 import pytest
 import torch
-from harness.matrix import FRONT_END
+from harness.matrix import front_end
+from harness.torch_training import Classifier
 from harness.world import World
 
 import horovod_partial.torch as hvd
 from horovod_partial.torch.operations import runtime
 
-pytestmark = pytest.mark.launch(**{**FRONT_END, "ranks": (3,), "full_ranks": (3,)})
+pytestmark = front_end
 
 STEPS = 20
 LONG = pytest.mark.full_matrix
 POLICIES = [pytest.param("full", marks=LONG), "majority", "solo", pytest.param("auto", marks=LONG)]
 
 
-class Loop:
+class Loop(Classifier):
     """A small training, of which rank 0 is slow."""
 
     def __init__(self, world: World, policy: str, prefix: str = "") -> None:
-        self.world = world
-        torch.manual_seed(3)
-        self.model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
-        named = [(prefix + name, parameter) for name, parameter in self.model.named_parameters()]
-        optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
-        self.optimizer: Any = hvd.DistributedOptimizer(optimizer, named, sync=policy)
-        self.data = torch.Generator().manual_seed(world.rank)
+        super().__init__(world, lambda parameters: torch.optim.Adam(parameters, lr=0.01), policy, prefix)
         self.ends_with: Callable[[], None] = lambda: None
 
     def loss(self) -> torch.Tensor:
         if self.world.rank == 0:
             time.sleep(0.01)
-        x = torch.randn(8, 6, generator=self.data)
-        return torch.nn.functional.cross_entropy(self.model(x), torch.randint(0, 3, (8,), generator=self.data))
-
-    def backward(self) -> torch.Tensor:
-        loss = self.loss()
-        self.optimizer.zero_grad()
-        loss.backward()
-        return loss.detach()
-
-    def step(self) -> torch.Tensor:
-        loss = self.backward()
-        self.optimizer.step()
-        return loss
-
-    def check(self) -> None:
-        self.optimizer.flush()
-        hvd.assert_replicas_equal(self.model, self.optimizer)
-        self.world.same(self.optimizer.rounds)
+        return super().loss()
 
 
 def waits_after_steps(world: World, policy: str, wait: Callable[[torch.Tensor], Any]) -> list[Loop]:

@@ -348,6 +348,19 @@ def test_a_library_is_attached_while_other_threads_shake_hands(job: Job) -> None
     assert set(job.notes("results").values()) == {repr([("a", total), ("b", total)])}
 
 
+@pytest.mark.full_matrix("mpi")
+def test_ranks_of_different_versions_say_so_and_send_nothing(job: Job) -> None:
+    """After a handshake that has failed, hooks only call Horovod's functions."""
+    timeline = job.folder / "timeline.json"  # what has come to rank 0
+    assert job.run("another_version", HOROVOD_TIMELINE=str(timeline)) == 0, job.output()
+    errors = job.notes("error")
+    assert set(errors) == set(range(1, job.setup.ranks))
+    assert all("different versions" in error for error in errors.values()), errors
+    assert set(job.notes("total").values()) == {str(sum(10**rank for rank in range(job.setup.ranks)))}
+    assert "allreduce.late" in timeline.read_text()
+    assert not re.search(r"horovod_partial(?!\.agreement)", timeline.read_text())
+
+
 @LONG
 def test_a_rank_that_hangs_and_is_killed(job: Job) -> None:
     """A rank computes no more; it is killed in the end, and the job ends."""

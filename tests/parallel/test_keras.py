@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import keras
 import pytest
 import tensorflow as tf
 from harness.keras_training import (
-    EVERYBODY,
     MAKERS,
-    MODELS,
     SAMPLES,
-    batch,
     close,
     make_model,
     on_time,
@@ -25,6 +21,7 @@ from harness.keras_training import (
     weights,
 )
 from harness.matrix import alone, keras_front_end
+from harness.trainers import EVERYBODY, batch
 from harness.world import World
 
 import horovod_partial.tensorflow as hvd
@@ -87,9 +84,6 @@ def test_through_horovod_partial_tensorflow(world: World, policy: str) -> None:
     assert close(weights(model), weights(reference(world, sgd, 2)[0]))
 
 
-# --- Arguments of Horovod's -------------------------------------------------------------------------------------------
-
-
 # --- Saving -----------------------------------------------------------------------------------------------------------
 
 
@@ -118,34 +112,6 @@ def test_xla_is_refused(world: World, policy: str) -> None:
     with pytest.raises(ValueError, match="jit_compile=False"):
         model.fit(x, y, batch_size=SAMPLES, verbose=0)
     check_that_the_job_goes_on(world)
-
-
-@alone
-@pytest.mark.parametrize("policy", MODELS)
-def test_arguments_that_do_not_go_with_averages_of_models(world: World, policy: str) -> None:
-    cases: list[dict[str, Any]] = [
-        {"compression": hvd.Compression.fp16},
-        {"op": hvd.Sum},
-        {"gradient_predivide_factor": 2.0},
-        {"groups": 2},
-        {"op": hvd.Sum, "groups": 2},
-        {"merging": hvd.MergedGradients()},
-    ]
-    for options in cases:
-        with pytest.raises(ValueError, match=rf"{', '.join(options)} cannot be used with \w+\(.*averages models"):
-            DistributedOptimizer(sgd(), sync=sync_of(policy), **options)
-    kind, arguments = {
-        "group": (hvd.GroupAverage, (2,)),
-        "ready": (hvd.PartialReduce, (2,)),
-        "weighted": (hvd.WeightedAverage, (2, 0.9)),
-    }[policy]
-    with pytest.raises(ValueError, match="overlap"):
-        DistributedOptimizer(sgd(), sync=kind(*arguments, overlap=True))
-    if policy != "ready":
-        with pytest.raises(ValueError, match="slow_momentum"):
-            DistributedOptimizer(sgd(), sync=kind(*arguments, slow_momentum=hvd.SlowMomentum(0.5)))
-    with pytest.raises(ValueError, match="buffers"):
-        DistributedOptimizer(sgd(), sync=kind(*arguments, average=("parameters", "buffers")))
 
 
 @alone

@@ -13,19 +13,13 @@ import numpy as np
 import pytest
 from harness.arguments import NONSENSE, check_nonsense
 from harness.keras_training import (
-    EVERYBODY,
-    FOR_EVER,
     MAKERS,
     MODELS,
-    POLICIES,
     SAMPLES,
-    batch,
     close,
     concatenated,
     dtype_policy,
-    everybody_averages,
     flat,
-    joined,
     make_model,
     on_time,
     reference,
@@ -36,11 +30,10 @@ from harness.keras_training import (
     weights,
 )
 from harness.matrix import alone, keras_front_end
+from harness.trainers import EVERYBODY, batch, joined
 from harness.world import World
 
 import horovod_partial.keras as hvd
-from horovod_partial import _core
-from horovod_partial.keras.backend import backend
 
 # Graphs take longer to trace than to run; on PyTorch, which is quick, all cases are run.
 pytestmark = [keras_front_end, pytest.mark.one_in(3)]
@@ -50,7 +43,6 @@ GRAPHS = {"eager": False, "graph": True}
 FORMS = ["fit", "eager fit", "steps per execution", "train_on_batch", "loop", "graph"]
 
 LONG = pytest.mark.full_matrix
-policies = pytest.mark.parametrize("policy", POLICIES)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -118,21 +110,19 @@ def test_several_epochs_with_validation(world: World, policy: str) -> None:
 
 OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "clipnorm": lambda: {"clipnorm": 0.5},
-    "global_clipnorm": lambda: {"global_clipnorm": 0.5},
     "clipvalue": lambda: {"clipvalue": 0.1},
     "weight_decay": lambda: {"weight_decay": 0.1},
     "ema": lambda: {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2},
-    "schedule": lambda: {"learning_rate": keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)},
     "loss_scale_factor": lambda: {"loss_scale_factor": 8.0},
 }
 
 
 @pytest.mark.parametrize(
-    ("policy", "option"), [*((EVERYBODY, option) for option in OPTIONS), ("full", "global_clipnorm"), ("full", "ema")]
+    ("policy", "option"), [*((EVERYBODY, option) for option in OPTIONS), ("full", "clipnorm"), ("full", "ema")]
 )
 def test_options(world: World, policy: str, option: str) -> None:
     """Clipping is of the average; gradients are large enough for that to matter."""
-    scale = 30.0 if option.startswith(("clip", "global")) else 1.0
+    scale = 30.0 if option.startswith("clip") else 1.0
     make = lambda: keras.optimizers.SGD(**({"learning_rate": 0.1, "momentum": 0.5} | OPTIONS[option]()))
     model = make_model()
     optimizer = hvd.DistributedOptimizer(make(), sync=policy)
@@ -181,21 +171,14 @@ def test_learning_rate(world: World, policy: str) -> None:
     assert close(weights(model), weights(expected))
 
 
-ACCUMULATIONS: dict[str, tuple[Callable[[], Any], dict[str, Any], float]] = {
-    "keras": (lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2), {}, 1.0),
-    "sum": (sgd, {"backward_passes_per_step": 2}, 2.0),
-    "average": (sgd, {"backward_passes_per_step": 2, "average_aggregated_gradients": True}, 1.0),
-    "clipped": (
-        lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.1),
-        {"backward_passes_per_step": 2},
-        2.0,
-    ),
+ACCUMULATIONS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "keras": (lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2), {}),
+    "average": (sgd, {"backward_passes_per_step": 2, "average_aggregated_gradients": True}),
     "loss scale": (
         lambda: keras.optimizers.LossScaleOptimizer(
             keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2), initial_scale=64.0
         ),
         {},
-        1.0,
     ),
 }
 
@@ -204,7 +187,7 @@ ACCUMULATIONS: dict[str, tuple[Callable[[], Any], dict[str, Any], float]] = {
 @pytest.mark.parametrize("kind", ACCUMULATIONS)
 def test_accumulated_gradients(world: World, policy: str, kind: str) -> None:
     """One exchange for two passes, but where a `LossScaleOptimizer` hides that there are two."""
-    make, options, factor = ACCUMULATIONS[kind]
+    make, options = ACCUMULATIONS[kind]
     model = make_model()
     optimizer = hvd.DistributedOptimizer(make(), sync=policy, **options)
     step = stepper(model, optimizer, in_graph(policy))
@@ -213,195 +196,10 @@ def test_accumulated_gradients(world: World, policy: str, kind: str) -> None:
         step(*batch(world.rank, number))
         assert (flat(model) == before) == (number % 2 == 0)
         world.same(flat(model))
-    plain = lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.1 if kind == "clipped" else None)
-    expected, _ = reference(world, plain, 3, scale=factor, passes=2)
+    expected, _ = reference(world, sgd, 3, passes=2)
     assert close(weights(model), weights(expected))
     if kind != "loss scale":
         assert optimizer.rounds == 3
-
-
-# --- Every policy -----------------------------------------------------------------------------------------------------
-
-
-@policies
-def test_every_policy_exchanges(world: World, policy: str, graph: bool) -> None:
-    """Replicas agree after a flush, and are not those of ranks that train alone."""
-    steps = 6
-    model, alone = make_model(), make_model()
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), sync=sync_of(policy))
-    model.compile(optimizer, "mse", run_eagerly=not graph)
-    x, y = concatenated([batch(world.rank, number) for number in range(steps)])
-    model.fit(x, y, batch_size=SAMPLES, shuffle=False, verbose=0)
-    rounds = optimizer.rounds
-    optimizer.flush()
-    everybody = world.gather(weights(model))
-    assert all(close(everybody[0], other) for other in everybody)
-    step = stepper(alone, keras.optimizers.SGD(0.05))
-    for number in range(steps):
-        step(*batch(world.rank, number))
-    assert not close(weights(model), weights(alone), 1e-3)
-    assert rounds >= 1
-    if policy in ("full", EVERYBODY):
-        assert rounds == steps
-    if policy in MODELS:
-        world.same(flat(model))
-
-
-# --- Policies of models -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("policy", MODELS)
-def test_an_average_over_everybody_in_each_step(world: World, policy: str, graph: bool) -> None:
-    """Models and momenta are linear in the gradients, so it is as if gradients had been averaged."""
-    sync = everybody_averages(world, ("parameters", "state"))[policy]
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(sgd(), sync=sync)
-    step = stepper(model, optimizer, graph)
-    for number in range(3):
-        step(*batch(world.rank, number))
-        world.same(flat(model))
-    expected, plain = reference(world, sgd, 3)
-    assert close(weights(model), weights(expected))
-    assert close(state(optimizer), state(plain))
-    assert optimizer.rounds == 3
-
-
-@pytest.mark.parametrize("policy", MODELS)
-def test_state_that_is_not_averaged_stays_the_ranks_own(world: World, policy: str) -> None:
-    sync = everybody_averages(world, ("parameters",))[policy]
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(sgd(), sync=sync)
-    step = stepper(model, optimizer)
-    for number in range(2):
-        step(*batch(world.rank, number))
-    world.same(flat(model))
-    momenta = world.gather([one.tolist() for one in state(optimizer)[2:]])
-    assert momenta[0] != momenta[1]
-
-
-@pytest.mark.parametrize("policy", MODELS)
-def test_an_average_after_accumulated_gradients(world: World, policy: str) -> None:
-    sync = everybody_averages(world, ("parameters",))[policy]
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.SGD(0.1), sync=sync, backward_passes_per_step=2, average_aggregated_gradients=True
-    )
-    step = stepper(model, optimizer)
-    for number in range(4):
-        step(*batch(world.rank, number))
-    assert optimizer.rounds == 2
-    assert close(weights(model), weights(reference(world, lambda: keras.optimizers.SGD(0.1), 2, passes=2)[0]))
-
-
-def test_groups_and_full_rounds(world: World, graph: bool) -> None:
-    schedule, period = hvd.Butterfly(2), 3
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(sgd(), sync=hvd.GroupAverage(2, period=period, grace_ms=FOR_EVER))
-    step = stepper(model, optimizer, graph)
-    for number in range(6):
-        step(*batch(world.rank, number))
-        everybody = world.gather(flat(model))
-        full = number == 0 or (number + 1) % period == 0
-        for group in [list(world.ranks)] if full else schedule.groups(number, world.size):
-            assert all(everybody[rank] == everybody[group[0]] for rank in group)
-        if number and world.size > 2:
-            assert (everybody[0] == everybody[world.size - 1]) == full
-    assert optimizer.rounds == 6
-
-
-@pytest.mark.parametrize("slow", [0, 1])
-def test_weighted_average_of_unequal_work(world: World, slow: int, graph: bool) -> None:
-    """A slow rank finishes its step when the fastest has taken all, and counts less."""
-    period, contraction = 4, 0.7
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(sgd(), sync=hvd.WeightedAverage(period, contraction))
-    step = stepper(model, optimizer, graph)
-    models = [make_model() for _ in world.ranks]
-    references = [stepper(one, sgd()) for one in models]
-    taken_of = [0] * world.size
-    for number, slow_steps in enumerate((2, 1, 3)):
-        steps_of = [slow_steps if rank == slow else period for rank in world.ranks]
-        mine = range(taken_of[world.rank], taken_of[world.rank] + steps_of[world.rank])
-        for one in mine[:-1]:
-            step(*batch(world.rank, one))
-        assert optimizer.rounds == number
-        world.barrier()
-        if world.rank == slow:  # in the midst of its step when the others come to the end of theirs
-            period_bucket = optimizer._horovod._made.signal_name
-            ended = lambda n=number, b=period_bucket: backend.runtime.taken(0, b) >= n + 2
-            world.until(ended, "the fastest has taken its steps")
-        step(*batch(world.rank, mine[-1]))
-        shares = _core.contraction_weights(steps_of, contraction)
-        for rank in world.ranks:
-            for one in range(steps_of[rank]):
-                references[rank](*batch(rank, taken_of[rank] + one))
-            taken_of[rank] += steps_of[rank]
-        means = [
-            sum(share * weight.astype(np.float64) for share, weight in zip(shares, same, strict=True))
-            for same in zip(*map(weights, models), strict=True)
-        ]
-        for one in models:
-            one.set_weights(means)
-        assert close(weights(model), weights(models[0]))
-        world.same(flat(model))
-        assert optimizer.rounds == number + 1
-    optimizer.flush()
-
-
-def test_a_flush_weighs_models_by_their_work(world: World, graph: bool) -> None:
-    """WP-SGD's last average is weighted too, and begins a new period."""
-    period, contraction = 4, 0.6
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(sgd(), sync=hvd.WeightedAverage(period, contraction))
-    step = stepper(model, optimizer, graph)
-    steps_of = [3 if rank == 1 else 1 for rank in world.ranks]
-    for number in range(steps_of[world.rank]):
-        step(*batch(world.rank, number))
-    everybody = world.gather(weights(model))
-    optimizer.flush()
-    shares = _core.contraction_weights(steps_of, contraction)
-    means = [sum(s * w for s, w in zip(shares, same, strict=True)) for same in zip(*everybody, strict=True)]
-    assert close(weights(model), means)
-    world.same(flat(model))
-    rounds = optimizer.rounds
-    for number in range(period):
-        assert optimizer.rounds == rounds
-        world.barrier()
-        step(*batch(world.rank, 10 + number))
-    assert optimizer.rounds == rounds + 1
-    world.same(flat(model))
-    optimizer.flush()
-
-
-def test_after_a_flush_all_models_are_equally_new(world: World, graph: bool) -> None:
-    """Ranks that have averaged more often count no more than others: their models are the same."""
-    plain = lambda: keras.optimizers.SGD(0.1)
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(plain(), sync=hvd.PartialReduce(world.size, weights="staleness"))
-    step = stepper(model, optimizer, graph)
-    for number in range(6 if world.rank < world.size / 2 else 1):
-        step(*batch(world.rank, number))
-    optimizer.flush()
-    alone = make_model()
-    alone.set_weights(model.get_weights())
-    stepper(alone, plain())(*batch(world.rank, 10))
-    step(*batch(world.rank, 10))
-    world.same(flat(model))
-    means = [np.mean(same, axis=0) for same in zip(*world.gather(weights(alone)), strict=True)]
-    assert close(weights(model), means)
-    optimizer.flush()
-
-
-@pytest.mark.parametrize("policy", MODELS)
-def test_half_precision_models(world: World, policy: str) -> None:
-    sync = everybody_averages(world, ("parameters",))[policy]
-    variables = [keras.Variable(np.zeros(3), dtype=dtype) for dtype in ("bfloat16", "float16", "float64")]
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), sync=sync)
-    for _ in range(2):
-        optimizer.apply([keras.ops.full([3], world.rank + 1.0, dtype=v.dtype) for v in variables], variables)
-    mean = sum(rank + 1 for rank in world.ranks) / world.size
-    for variable in variables:
-        assert keras.ops.convert_to_numpy(keras.ops.cast(variable, "float64")) == pytest.approx(-2 * mean, rel=1e-2)
 
 
 # --- Mixed precision --------------------------------------------------------------------------------------------------

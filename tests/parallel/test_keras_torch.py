@@ -7,14 +7,11 @@ import numpy as np
 import pytest
 import torch
 from harness.keras_training import (
-    EVERYBODY,
     MODELS,
     SAMPLES,
-    batch,
     close,
     concatenated,
     ended,
-    everybody_averages,
     linear,
     make_model,
     on_time,
@@ -25,6 +22,8 @@ from harness.keras_training import (
     weights,
 )
 from harness.matrix import alone, keras_on_torch
+from harness.models import everybody_averages
+from harness.trainers import EVERYBODY, batch
 from harness.world import World
 from test_keras_backends import *
 from test_keras_backends import test_other_precisions
@@ -44,6 +43,7 @@ def check_that_the_job_goes_on(world: World) -> None:
 # --- Forms of training ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.launch(ranks=(2,))
 @pytest.mark.parametrize(
     "policy",
     [
@@ -64,7 +64,8 @@ def test_steps_that_are_compiled(world: World, policy: str) -> None:
             assert weight.numpy() == pytest.approx(-expected, abs=1e-4)
 
 
-@pytest.mark.full_matrix  # four compilers on two cores take minutes
+@pytest.mark.full_matrix
+@pytest.mark.launch(ranks=(2,))
 @pytest.mark.parametrize("policy", [EVERYBODY, *MODELS])
 def test_training_that_is_compiled(world: World, policy: str) -> None:
     sync = everybody_averages(world, ("parameters",)).get(policy, policy)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness.matrix import front_end
+from harness.matrix import bare, front_end
 from harness.merging import EVERYBODY, SWITCH, WARMUP
 from harness.torch_training import loss_of, make_model, reference, train, weights, wrap
 from harness.world import World
@@ -24,7 +24,7 @@ def merge(model: torch.nn.Module, sync: str = "full", *, options: Any = None, **
 
 
 # What Horovod fuses depends on when it looks; and what travels beside a number decides in which order it is added up.
-@pytest.mark.launch(label="unfused", environment={"HOROVOD_FUSION_THRESHOLD": "0"}, ranks=(2,))
+@bare
 def test_full_has_the_bits_of_equal_buckets(world: World) -> None:
     merged, grouped = make_model(), make_model()
     named = [(name, 4 * parameter.numel()) for name, parameter in reversed(list(merged.named_parameters()))]

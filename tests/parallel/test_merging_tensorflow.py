@@ -11,8 +11,19 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.keras_training import (
+    SAMPLES,
+    close,
+    concatenated,
+    flat,
+    make_model,
+    reference,
+    sgd,
+    weights,
+)
 from harness.matrix import alone, keras_front_end
 from harness.merging import EVERYBODY, SWITCH, WARMUP
+from harness.trainers import batch
 from harness.world import World
 
 import horovod_partial.tensorflow as hvd
@@ -23,55 +34,11 @@ from horovod_partial.tensorflow.graph import arrive_merged, step_ended
 pytestmark = [keras_front_end, pytest.mark.one_in(3)]
 
 FORMS = ["fit", "eager fit", "steps per execution", "accumulation"]
-BATCH = 6
-
 modes = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 
 
 def merged(**options: Any) -> hvd.MergedGradients:
     return hvd.MergedGradients(**{"warmup_steps": WARMUP, "replan_every": None, **options})
-
-
-def make_model(dtype: str = "float32", middle: str | None = None) -> keras.Model:
-    keras.utils.set_random_seed(1)
-    return keras.Sequential(
-        [
-            keras.Input((4,)),
-            keras.layers.Dense(8, "tanh", dtype=dtype),
-            keras.layers.Dense(8, "tanh", dtype=middle or dtype),
-            keras.layers.Dense(2, dtype=dtype),
-        ]
-    )
-
-
-def sgd() -> Any:
-    return keras.optimizers.SGD(0.1, momentum=0.9)
-
-
-def batch(rank: int, step: int) -> tuple[np.ndarray, np.ndarray]:
-    generator = np.random.default_rng(1000 * rank + step)
-    return generator.normal(size=(BATCH, 4)).astype("float32"), generator.normal(size=(BATCH, 2)).astype("float32")
-
-
-def joined(ranks: Any, steps: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Batches as one."""
-    xs, ys = zip(*(batch(rank, step) for step in steps for rank in ranks), strict=True)
-    return np.concatenate(xs), np.concatenate(ys)
-
-
-def weights(model: keras.Model) -> list[float]:
-    return np.concatenate([np.asarray(weight, float).reshape(-1) for weight in model.get_weights()]).tolist()
-
-
-def reference(world: World, steps: int, passes: int = 1, **options: Any) -> list[float]:
-    """After training one model on all ranks' batches, without Horovod."""
-    model, optimizer = make_model(**options), sgd()
-    for step in range(0, steps, passes):
-        x, y = joined(world.ranks, range(step, step + passes))
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
-        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-    return weights(model)
 
 
 def optimizer_of(sync: str, options: dict[str, Any] | None = None, **more: Any) -> Any:
@@ -110,8 +77,8 @@ def test_an_optimizer_that_is_gone_leaves_no_buckets(world: World, known_cost: M
     before, plans = set(hvd.partial_stats()), len(hvd.merging_plans())
     model = make_model()
     model.compile(optimizer_of("solo", {"rule": "wait_free"}), "mse")
-    x, y = joined([world.rank], range(SWITCH + 2))
-    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    x, y = concatenated([batch(world.rank, number) for number in range(SWITCH + 2)])
+    model.fit(x, y, batch_size=SAMPLES, shuffle=False, verbose=0)
     model.optimizer.flush()
     assert set(hvd.partial_stats()) - before
     model = None
@@ -135,18 +102,18 @@ def test_weights_are_those_of_one_process(world: World, sync: str, form: str, kn
     optimizer = optimizer_of(sync, options, backward_passes_per_step=passes, average_aggregated_gradients=True)
     more = {"eager fit": {"run_eagerly": True}, "steps per execution": {"steps_per_execution": 4}}
     model.compile(optimizer, "mse", **more.get(form, {}))
-    x, y = joined([world.rank], range(steps))
-    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    x, y = concatenated([batch(world.rank, number) for number in range(steps)])
+    model.fit(x, y, batch_size=SAMPLES, shuffle=False, verbose=0)
     plan = optimizer.merging_plan
     assert optimizer.rounds == steps // passes + (2 if sync == EVERYBODY else 0)  # for each plan a flush of all
     optimizer.flush()
     assert plan.cost == known_cost
-    assert plan.messages == (1,) * 6
+    assert plan.messages == (1,) * 4
     assert plan.predicted > plan.around > 0.0
     assert plan.measured > 0.0
     world.same((plan.gradients, plan.ready))
-    world.same(weights(model))
-    assert weights(model) == pytest.approx(reference(world, steps, 2 if form == "accumulation" else 1), abs=1e-5)
+    world.same(flat(model))
+    assert close(weights(model), weights(reference(world, sgd, steps // passes, passes=passes)[0]))
 
 
 def test_steps_in_a_loop_of_the_graph(world: World, known_cost: MessageCost) -> None:
@@ -255,9 +222,9 @@ def test_two_models_in_one_graph(world: World, known_cost: MessageCost) -> None:
             step(x, y)
 
     train(world, both, SWITCH + 2)
-    assert [len(plan.messages) for plan in list(hvd.merging_plans().values())[-2:]] == [1, 6]
+    assert [len(plan.messages) for plan in list(hvd.merging_plans().values())[-2:]] == [1, 4]
     for model in models:
-        assert weights(model) == pytest.approx(reference(world, SWITCH + 2), abs=1e-5)
+        assert close(weights(model), weights(reference(world, sgd, SWITCH + 2)[0]))
 
 
 def test_other_options_for_the_same_variables(world: World) -> None:

@@ -9,13 +9,12 @@ from typing import Any
 import horovod.torch
 import pytest
 import torch
-from harness.matrix import alone, process_sets
+from harness.matrix import alone
+from harness.trainers import EVERYBODY
 from harness.world import World
 from torch.overrides import TorchFunctionMode
 
 import horovod_partial.torch as hvd
-
-PARTIAL = "quorum:1.0"  # every rank is on time: results are known
 
 
 def expected_sum(world: World) -> int:
@@ -31,7 +30,7 @@ def test_superset_of_horovod_torch(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [("partial_allreduce", {"sync": PARTIAL}), ("average", {"policy": hvd.PartialReduce(99)})],
+    [("partial_allreduce", {"sync": EVERYBODY}), ("average", {"policy": hvd.PartialReduce(99)})],
     ids=["partial_allreduce", "average"],
 )
 def test_forms(world: World, kind: str, options: dict[str, Any]) -> None:
@@ -63,7 +62,7 @@ def test_full_is_horovods_own_operation(world: World) -> None:
 @alone
 def test_handles_that_nobody_synchronizes_are_dropped(world: World) -> None:
     def start(number: int) -> Any:
-        return weakref.ref(hvd.partial_allreduce_async(torch.ones(3), name=world.name(str(number)), sync=PARTIAL))
+        return weakref.ref(hvd.partial_allreduce_async(torch.ones(3), name=world.name(str(number)), sync=EVERYBODY))
 
     dropped = [start(number) for number in range(3)]
     world.until(lambda: all(handle() is None or handle().poll() for handle in dropped), "they have ended")
@@ -84,7 +83,7 @@ def test_modes_see_nothing_of_an_operation(world: World) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         tensor = torch.ones(3, dtype=dtype)
         with Watching():
-            handle = hvd.partial_allreduce_async_(tensor, name=world.name(str(dtype)), sync=PARTIAL)
+            handle = hvd.partial_allreduce_async_(tensor, name=world.name(str(dtype)), sync=EVERYBODY)
         hvd.synchronize(handle)
     assert seen == []
 
@@ -92,9 +91,9 @@ def test_modes_see_nothing_of_an_operation(world: World) -> None:
 @alone
 def test_tensors_that_are_refused(world: World) -> None:
     with pytest.raises(ValueError, match="required to be contiguous"):
-        hvd.partial_allreduce(torch.zeros(4, 4).t()[:2], name=world.name(), sync=PARTIAL)
+        hvd.partial_allreduce(torch.zeros(4, 4).t()[:2], name=world.name(), sync=EVERYBODY)
     with pytest.raises(ValueError, match="meta"):
-        hvd.partial_allreduce(torch.zeros(3, device="meta"), name=world.name(), sync=PARTIAL)
+        hvd.partial_allreduce(torch.zeros(3, device="meta"), name=world.name(), sync=EVERYBODY)
 
 
 def test_full_on_one_rank_only(world: World) -> None:
@@ -112,26 +111,11 @@ def test_full_on_one_rank_only(world: World) -> None:
 def test_name_in_use(world: World) -> None:
     name = world.name()
     handle = (
-        hvd.partial_allreduce_async(torch.ones(1), name=name, op=hvd.Sum, sync=PARTIAL) if world.rank == 0 else None
+        hvd.partial_allreduce_async(torch.ones(1), name=name, op=hvd.Sum, sync=EVERYBODY) if world.rank == 0 else None
     )
     if handle is not None:
         with pytest.raises(ValueError, match=rf"rank 0: the name {re.escape(name)} is in use by an operation"):
-            hvd.partial_allreduce_async(torch.ones(1), name=name, op=hvd.Sum, sync=PARTIAL)
+            hvd.partial_allreduce_async(torch.ones(1), name=name, op=hvd.Sum, sync=EVERYBODY)
     world.barrier()
-    handle = handle or hvd.partial_allreduce_async(torch.ones(1), name=name, op=hvd.Sum, sync=PARTIAL)
+    handle = handle or hvd.partial_allreduce_async(torch.ones(1), name=name, op=hvd.Sum, sync=EVERYBODY)
     assert hvd.synchronize(handle).item() == world.size
-
-
-@process_sets
-def test_an_optimizer_on_a_process_set(world: World) -> None:
-    halves = [hvd.add_process_set([0, 1]), hvd.add_process_set([2, 3])]
-    mine = halves[world.rank // 2]
-    weight = torch.nn.Parameter(torch.zeros(3))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), sync="quorum:1.0", process_set=mine)
-    (weight.sum() * (world.rank + 1)).backward()
-    optimizer.step()
-    assert weight.tolist() == [-(sum(mine.ranks) + 2) / 2] * 3
-    optimizer.flush()
-    world.barrier()
-    for process_set in halves:
-        hvd.remove_process_set(process_set)

@@ -47,7 +47,6 @@ def test_a_process_set_is_made_and_removed_while_ranks_are_in_different_rounds(w
     hvd.assert_replicas_equal(model, optimizer)
 
 
-@pytest.mark.launch(ranks=(3,), full_ranks=(3, 4))
 def test_the_number_of_a_removed_process_set_is_used_again(world: World) -> None:
     """Horovod gives it to a set of other ranks, of which one has wrapped an optimizer for the earlier set, and one has not."""
     for ranks in ([0, 1], [1, 2], [0, 1]):

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from harness.matrix import FRONT_END
+from harness.matrix import front_end
 from harness.world import World
 
 import horovod_partial.torch as hvd
 
-pytestmark = pytest.mark.launch(**{**FRONT_END, "ranks": (3,), "full_ranks": (3,)})
+pytestmark = front_end
 
 COOKBOOK = Path(__file__).resolve().parents[2] / "examples" / "torch" / "cookbook"
 STEPS = 10  # in each of two epochs

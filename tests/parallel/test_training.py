@@ -184,16 +184,15 @@ def test_loading_a_checkpoint_forgets_what_is_pending(trainer: Trainer, world: W
 # --- Mixed precision --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sync", ["full", "majority"])
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_grad_scaler_that_the_optimizer_does_not_know(world: World, sync: str, fused: bool) -> None:
-    """Horovod's recipe for mixed precision as it stands works, or raises on every rank before anything is applied."""
+def test_a_grad_scaler_that_the_optimizer_does_not_know(world: World, fused: bool) -> None:
+    """Horovod's recipe for mixed precision raises on every rank before anything is applied. With `Full` it works."""
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
     before = weights(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     sgd = torch.optim.SGD(model.parameters(), lr=0.05, fused=fused)
-    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), sync=sync)
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), sync="majority")
 
     def step() -> None:
         optimizer.zero_grad()
@@ -205,11 +204,6 @@ def test_a_grad_scaler_that_the_optimizer_does_not_know(world: World, sync: str,
             scaler.step(optimizer)
         scaler.update()
 
-    if sync == "full":
-        step()
-        assert not torch.equal(weights(model), before)
-        hvd.assert_replicas_equal(model)
-        return
     with pytest.raises(RuntimeError, match=r"wrapped without it: .* grad_scaler=scaler"):
         step()
     assert torch.equal(weights(model), before)

@@ -10,16 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from harness.matrix import alone
+from harness.matrix import OVER_MPI, alone
 from harness.world import World, delay
 from horovod.common.exceptions import HorovodInternalError
 
 import horovod_partial.torch as hvd
 from horovod_partial.runtime import healing
 
-pytestmark = pytest.mark.launch(
-    transports=("mpi",), full_transports=("mpi", "gloo"), ranks=(3,), full_ranks=(2, 3, 4, 8)
-)
+pytestmark = pytest.mark.launch(**OVER_MPI, full_ranks=(2, 3, 4, 8))
 
 PASSES = 2
 UPDATES = 4

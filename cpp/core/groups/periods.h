@@ -33,8 +33,8 @@ class Periods {
     periods_ = std::max<Round>(ended - 1, 0);
     steps_ = 0;
   }
-  // Returns the number of all steps of this rank. Each period that is over counts with its whole length. So ranks can
-  // be compared even while the period is over for some ranks only.
+  // Returns the number of all steps of this rank. A period (the steps between two averages over all ranks) that is over
+  // counts as `length_` steps, even if this rank took fewer. So ranks can be compared while only some know of its end.
   int Work() const { return static_cast<int>(periods_) * length_ + steps_; }
 
  private:

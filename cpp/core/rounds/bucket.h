@@ -58,7 +58,9 @@ class Bucket {
     const void* input = nullptr;
     void* output = nullptr;
     int gradients = 0;
-    int work = 0;  // steps or an iteration, from which the weight follows; with Weights::kStaleness the bucket sets it
+    // Decides the weight of a model: the number of steps since the last average. With Weights::kStaleness it is the
+    // number of the model's iteration, and the bucket fills it in.
+    int work = 0;
   };
   enum class Arrived : std::uint8_t {
     kOnTime,   // the next report announces the arrival; after Finish its result is in the output of the arrival

@@ -92,7 +92,7 @@ class Coordinator {
   // What the buckets of one Auto policy have in common.
   struct Pace {
     AutoQuorum quorum;
-    std::string bucket;                  // the bucket whose rounds the quorum follows
+    std::string bucket;                  // the quorum is chosen from measurements of the rounds of this bucket
     std::map<std::string, Round> since;  // by other bucket: its closings since the last one of `bucket`
   };
 

@@ -180,7 +180,7 @@ class Application {
   void Collect() {
     for (int bucket = 0; bucket < buckets(); ++bucket) {
       Tensors& tensors = At(bucket);
-      if (tensors.handle == nullptr || configs_[Index(bucket)].spec.late != Late::kAccumulate) continue;
+      if (tensors.handle == nullptr || !HasGradients(bucket)) continue;
       if (configs_[Index(bucket)].spec.missed == Missed::kReplay) {
         Keep(bucket, {}, tensors.output);
       } else if (const auto operation = engine_.Collect(tensors.handle, tensors.output.data())) {
@@ -192,6 +192,7 @@ class Application {
   int buckets() const { return static_cast<int>(tensors_.size()); }
   Rank rank() const { return rank_; }
   Tensors& At(int bucket) { return tensors_[Index(bucket)]; }
+  bool HasGradients(int bucket) const { return configs_[Index(bucket)].spec.late == Late::kAccumulate; }
   Floats Total(int bucket) {
     Floats total(kElements);
     for (const Got& got : At(bucket).got)

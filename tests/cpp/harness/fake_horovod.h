@@ -53,8 +53,6 @@ inline int Below(Random& random, int end) { return std::uniform_int_distribution
 // A round that has run, as nobody but the background knows it.
 struct PastRound {
   Closing closing;
-  std::vector<bool> joined;         // by rank, when it was closed
-  std::vector<Report> reports;      // by rank, of the cycle in which it was closed
   std::vector<const void*> inputs;  // by rank: what the transport read, and wrote
   std::vector<void*> outputs;
   std::vector<std::vector<char>> sent;     // by rank
@@ -330,8 +328,6 @@ class FakeHorovod {
         }
         PastRound past;
         past.closing = closing;
-        past.joined = joined;
-        for (const auto& state : ranks_) past.reports.push_back(state->report);
         past.inputs.resize(ranks_.size());
         past.outputs.resize(ranks_.size());
         past.sent.resize(ranks_.size());

@@ -22,34 +22,13 @@ namespace horovod_partial::test {
 
 inline constexpr Round kForEver = 1 << 20;
 
-// Bugs to plant: an explorer that does not find them proves nothing.
-enum class Bug {
-  kNone,
-  kWaitingIsNotReported,   // a rank does not say that it is blocked in a wait of ours: rule 7 without its last part
-  kWaitingIsOneFlag,       // a rank in which one thread waits says that it waits everywhere
-  kFlushIsOneFlag,         // and one in which a thread flushes, that it is away from everything
-  kSilenceIsNotNoticed,    // the fallback of rule 7 is missing
-  kParkedIsNotReported,    // nor in a collective that is not ours
-  kForeignDoesNotDrain,    // who waits in one is not said to take rounds
-  kJoinedIsNotTold,        // the coordinator does not know who has joined
-  kPendingIsForgotten,     // a late entry sends zeros instead of the pending sum
-  kPendingIsNotReported,   // the coordinator does not hear of pending sums
-  kQuorumIsOneTooSmall,    // the coordinator decides by a quorum of one less
-  kBoundIsOneTooLarge,     // and by a staleness bound of one more
-  kResultsAreOverwritten,  // missed results are not added up: the paper's form
-  kRoundsAreNotHeld,       // the coordinator does not hear that a rank has too many untaken results
-  kDeliveryIsPartial,      // a delivery arrives only in members where something is pending
-  kFlushIsNotBounded,      // after a flush a rank takes rounds that came behind it
-};
-
 struct Job {
   Policy policy;
   std::vector<Process> processes;  // by rank
-  Bug bug = Bug::kNone;
-  bool late_ends = false;  // a round may end on a rank cycles after it has ended on others, as on a device
-  bool clock = false;      // time may pass: kLong at once
-  bool silence = false;    // where nobody moves and nothing runs, it lasts long enough for rule 7's fallback
-  bool queues = false;     // threads hand buckets over or wait for each other by queues: rule 7 may be wrong
+  bool late_ends = false;          // a round may end on a rank cycles after it has ended on others, as on a device
+  bool clock = false;              // time may pass: kLong at once
+  bool silence = false;            // where nobody moves and nothing runs, it lasts long enough for rule 7's fallback
+  bool queues = false;             // threads hand buckets over or wait for each other by queues: rule 7 may be wrong
   int buckets = 2;
   bool family = false;  // the buckets are one: results are taken as whole rounds
   int replay_limit = 2;
@@ -321,9 +300,7 @@ class Ranks {
       rounds = std::max(rounds, rank.replicas[Index(b)]->bucket().oldest_rounds());
     for (int b = 0; b < job_->buckets; ++b) {
       const Bucket& bucket = rank.replicas[Index(b)]->bucket();
-      if (bucket.untaken() < rounds ||
-          (bucket.taken() + rounds > rank.flush_end[Index(b)] && job_->bug != Bug::kFlushIsNotBounded))
-        return 0;
+      if (bucket.untaken() < rounds || bucket.taken() + rounds > rank.flush_end[Index(b)]) return 0;
     }
     return rounds;
   }
@@ -341,7 +318,7 @@ class Ranks {
   }
   bool TakesMeanwhile(const RankState& rank) const {
     const Op* op = OpOf(rank, 0);
-    return job_->family && op != nullptr && op->kind == Op::Kind::kForeign && job_->bug != Bug::kForeignDoesNotDrain;
+    return job_->family && op != nullptr && op->kind == Op::Kind::kForeign;
   }
   void TakeRound(RankState& rank) {
     const int rounds = RoundsToTake(rank);
@@ -364,11 +341,8 @@ class Ranks {
       return;
     }
     const Round open = Complete(rank);
-    for (int b = 0; b < job_->buckets; ++b) {
-      const Bucket& bucket = rank.replicas[Index(b)]->bucket();
-      const bool partial = job_->bug == Bug::kDeliveryIsPartial && !bucket.HasPending();
-      if (bucket.completed() == open && !partial) Arrive(rank, b, 0);
-    }
+    for (int b = 0; b < job_->buckets; ++b)
+      if (rank.replicas[Index(b)]->bucket().completed() == open) Arrive(rank, b, 0);
   }
   void LeaveOut(Rank r, int bucket, Round completed) {
     if (!job_->family) return;

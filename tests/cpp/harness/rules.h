@@ -57,7 +57,7 @@ class Rules : protected Ranks {
     }
     if (policy.rule == Policy::Rule::kReady) return open.round > 0 && Count(open.arrived) >= SizeOfGroup();
     return (policy.rule == Policy::Rule::kQuorum || IsAuto()) && policy.max_staleness > kMostSteps &&
-           open.quorate != kNever && now_ - open.quorate >= policy.grace && job_->bug == Bug::kNone;
+           open.quorate != kNever && now_ - open.quorate >= policy.grace;
   }
 
   static int Count(int bits) { return (bits & 1) + (bits >> 1 & 1) + (bits >> 2 & 1); }

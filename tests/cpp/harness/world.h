@@ -62,15 +62,12 @@ class World : private Rules {
  public:
   World(const Job& job, Coverage& coverage)
       : Rules(job, coverage), attendance_(std::make_shared<Attendance>(job.processes)) {
-    Policy policy = job.policy;
-    if (job.bug == Bug::kQuorumIsOneTooSmall) --policy.quorum;
-    if (job.bug == Bug::kBoundIsOneTooLarge) ++policy.max_staleness;
-    policy_ = std::make_shared<const Policy>(policy);
+    const Policy& policy = job.policy;
     auto coordinator = std::make_shared<Coordinator>(size_);
     coordinator->SetDeadlockAfter(Coordinator::kDeadlockAfter);
     coordinator_ = std::move(coordinator);
     Handling handling;
-    if (job.bug == Bug::kResultsAreOverwritten || policy.grouped()) handling.missed = Missed::kLatest;
+    if (policy.grouped()) handling.missed = Missed::kLatest;
     if (policy.rule == Policy::Rule::kReady) handling.late = Late::kDiscard;
     if (KeepsModels()) handling.late = Late::kKeep;
     if (job.family) handling.missed = Missed::kReplay;
@@ -286,24 +283,20 @@ class World : private Rules {
     Attending question;
     std::vector<std::size_t> choices;  // threads whose waits may have lasted for long or not
     bool anybody = false;
-    bool flushes = false;
     for (int b = 0; b < job_->buckets; ++b) question.open |= (IsOpen(rank, b) ? 1 : 0) << b;
     for (int t = 0; t < ThreadsOf(r); ++t) {
       Attending::Thread& thread = question.threads[Index(t)];
       thread.at = rank.threads[Index(t)].at;
       const Op* op = OpOf(rank, t);
       if (rank.threads[Index(t)].waits) {
-        if (job_->bug == Bug::kWaitingIsNotReported) continue;
         thread.does = Does::kWait;
         thread.bucket = static_cast<std::uint8_t>(AwaitedBy(rank, t));
         if (IsOpen(rank, thread.bucket)) choices.push_back(Index(t));
       } else if (IsParked(rank, t)) {
-        if (job_->bug == Bug::kParkedIsNotReported) continue;
         thread.does = Does::kPark;
         choices.push_back(Index(t));
       } else if (op != nullptr && IsFlush(*op) && rank.level != Report::Flush::kNone) {
         thread.does = op->kind == Op::Kind::kEnd ? Does::kEnd : Does::kFlush;
-        flushes = true;
       } else {
         continue;
       }
@@ -311,24 +304,20 @@ class World : private Rules {
     }
     std::vector<int> answers;
     if (!anybody) return {0};
-    const auto add = [&](bool waits) {
-      int answer = attendance_->Ask(r, question);
-      Attendance::Answer changed = attendance_->answer(answer);
-      if (waits && job_->bug == Bug::kWaitingIsOneFlag) changed.waiting = {true, {}};
-      if (flushes && job_->bug == Bug::kFlushIsOneFlag) changed.absent = {true, {}};
-      answer = attendance_->NumberOf(changed);
+    const auto add = [&] {
+      const int answer = attendance_->Ask(r, question);
       answers.erase(std::remove(answers.begin(), answers.end(), answer), answers.end());
       answers.push_back(answer);
     };
     for (std::size_t chosen = 0; chosen < std::size_t{1} << choices.size(); ++chosen) {
       for (std::size_t i = 0; i < choices.size(); ++i)
         question.threads[choices[i]].long_enough = (chosen >> i & 1) != 0;
-      add(chosen > 0);
+      add();
     }
     const bool runs = std::any_of(ranks_.begin(), ranks_.end(), Postponed);
-    if (job_->silence && job_->bug != Bug::kSilenceIsNotNoticed && !runs && Stuck()) {
+    if (job_->silence && !runs && Stuck()) {
       question.silent = true;
-      add(true);
+      add();
     }
     return answers;
   }
@@ -391,7 +380,7 @@ class World : private Rules {
         rank.sent = static_cast<std::uint8_t>(rank.sent | 1 << b);
         item.gradients = Change(rank, b).ReportArrival();
         item.full = rank.replicas[Index(b)]->bucket().wants_full_round();
-        if (!rank.replicas[Index(b)]->bucket().declared()) item.declaration = Declaration{*policy_};
+        if (!rank.replicas[Index(b)]->bucket().declared()) item.declaration = Declaration{job_->policy};
       } else {
         item.kind = Report::Item::Kind::kPending;
         item.gradients = Change(rank, b).ReportPending();
@@ -400,13 +389,7 @@ class World : private Rules {
           rank.full |= 1 << b;
           item.backlog = rank.drains ? Report::Backlog::kDraining : Report::Backlog::kFull;
         }
-        if (job_->bug == Bug::kRoundsAreNotHeld) item.backlog = Report::Backlog::kNone;
         if (item.gradients == 0 && item.backlog == Report::Backlog::kNone) continue;
-        if (item.gradients == 0 && job_->bug != Bug::kPendingIsNotReported) {
-          report.items.push_back(std::move(item));
-          continue;
-        }
-        if (item.gradients == 0 || job_->bug == Bug::kPendingIsNotReported) continue;
       }
       report.items.push_back(std::move(item));
     }
@@ -432,7 +415,7 @@ class World : private Rules {
       joined.push_back(rank.joined);
       for (int b = 0; b < job_->buckets; ++b) open_[Index(b)].arrived |= (rank.sent >> b & 1) << r;
     }
-    if (job_->bug != Bug::kJoinedIsNotTold) coordinator->SetJoined(joined);
+    coordinator->SetJoined(joined);
     running_.clear();
     CountTime();
     for (Closing& closing : coordinator->Decide(now_)) Check(std::move(closing));
@@ -511,9 +494,8 @@ class World : private Rules {
       bool slipped = false;
       running.inputs[Index(turn_)] = Change(rank, running.bucket).Begin(running.closing, turn_, slipped);
       coverage_->slipped += slipped ? 1 : 0;
-      const bool late = !running.closing->contributions[Index(turn_)].fresh;
-      const Sum sent = late && job_->bug == Bug::kPendingIsForgotten ? 0 : running.inputs[Index(turn_)];
-      Require(sent == running.due[Index(turn_)], "a round's result is not the sum of what was due");
+      Require(running.inputs[Index(turn_)] == running.due[Index(turn_)],
+              "a round's result is not the sum of what was due");
     } else {
       Change(rank, running.bucket).LeaveOut(running.closing, turn_);
       coverage_->left_out += IsOfAFlush(*running.closing) ? 0 : 1;
@@ -584,7 +566,6 @@ class World : private Rules {
   }
 
   std::shared_ptr<Attendance> attendance_;
-  std::shared_ptr<const Policy> policy_;  // as the coordinator knows it
   std::shared_ptr<const Coordinator> coordinator_;
 };
 

@@ -11,27 +11,24 @@ import keras
 import numpy as np
 import pytest
 
+from harness.trainers import EVERYBODY, joined
 from harness.world import World, delay
 from horovod_partial.keras.backend import backend
 from horovod_partial.keras.optimizer import DistributedOptimizer
-from horovod_partial.policies import Butterfly, GroupAverage, PartialReduce, WeightedAverage
+from horovod_partial.policies import GroupAverage, PartialReduce, WeightedAverage
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow
 
-EVERYBODY = "quorum:1.0"  # a partial policy under which every rank is on time: results are those of `Full()`
-FOR_EVER = 1e9  # milliseconds: a round with this grace closes when everybody is there
-GRADIENTS = ["full", "solo", "majority", "majority:random", "quorum:0.75", EVERYBODY]
 MODELS = {
     "group": GroupAverage(2),
     "ready": PartialReduce(2),
     "weighted": WeightedAverage(2, 0.9),
 }
-POLICIES = [*GRADIENTS, *MODELS]
 
 on_time = pytest.mark.parametrize("policy", ["full", EVERYBODY])
 
-INPUTS, OUTPUTS, SAMPLES = 4, 2, 6
+SAMPLES = 6  # of a batch
 
 
 def sync_of(policy: str) -> Any:
@@ -40,27 +37,12 @@ def sync_of(policy: str) -> Any:
 
 def make_model(**options: Any) -> keras.Model:
     keras.utils.set_random_seed(1)
-    return keras.Sequential(
-        [keras.Input((INPUTS,)), keras.layers.Dense(5, "tanh", **options), keras.layers.Dense(OUTPUTS)]
-    )
-
-
-def batch(rank: int, step: int) -> tuple[np.ndarray, np.ndarray]:
-    generator = np.random.default_rng(1000 * rank + step)
-    return (
-        generator.normal(size=(SAMPLES, INPUTS)).astype("float32"),
-        generator.normal(size=(SAMPLES, OUTPUTS)).astype("float32"),
-    )
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(5, "tanh", **options), keras.layers.Dense(2)])
 
 
 def concatenated(batches: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     xs, ys = zip(*batches, strict=True)
     return np.concatenate(xs), np.concatenate(ys)
-
-
-def joined(world: World, *steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """The batches of all ranks as one."""
-    return concatenated([batch(rank, step) for step in steps for rank in world.ranks])
 
 
 def weights(model: keras.Model) -> list[np.ndarray]:
@@ -172,14 +154,6 @@ def ended(optimizer: Any) -> int:
     """How many rounds have ended on this rank, whether it has taken them or not."""
     raw = backend.runtime.statistics(0)
     return min(raw[name]["completed"] for name in optimizer._horovod._made._bucket_names())
-
-
-def everybody_averages(world: World, average: tuple[str, ...]) -> dict[str, Any]:
-    return {
-        "group": GroupAverage(schedule=Butterfly(world.size + 1), average=average, grace_ms=FOR_EVER),
-        "ready": PartialReduce(world.size, average=average),
-        "weighted": WeightedAverage(1, 0.5, average=average),
-    }
 
 
 @contextlib.contextmanager

@@ -243,6 +243,16 @@ class Launch:
         self.starts = 0
         self.seconds = 0.0  # that tests have been waited for
 
+    def go_on(self) -> bool:
+        """Start, or look how far the tests are, without waiting for them; False if none is left."""
+        if self._left and self._processes is None:
+            if self._failed_starts >= 2:
+                return False
+            self._start()
+        if self._left:
+            self._look()
+        return bool(self._left)
+
     def outcome(self, node_id: str) -> Outcome:
         """Wait for a test, and return what became of it."""
         began = time.monotonic()
@@ -278,7 +288,9 @@ class Launch:
         }
         (folder / "plan.json").write_text(json.dumps(plan))
         command = [sys.executable, str(HERE / "rank.py"), str(folder)]
-        variables = {"LD_PRELOAD": str(build_double(self._setup.double, folder))} if self._setup.double else {}
+        variables = {"KERAS_BACKEND": self._setup.framework}
+        if self._setup.double:
+            variables["LD_PRELOAD"] = str(build_double(self._setup.double, folder))
         self._processes = Processes(self._setup, command, folder, **variables)
         self._ranks = [EventReader(folder / f"rank.{rank}.events") for rank in range(self._setup.ranks)]
         self._since = time.monotonic()

@@ -29,7 +29,13 @@ FRONT_END = {**OVER_MPI, "full_ranks": (4,)}
 front_end = pytest.mark.launch(**FRONT_END)
 WITH_TWO_RANKS = {**OVER_MPI, "ranks": (2,), "full_ranks": (2, 4)}
 keras_front_end = pytest.mark.launch(**WITH_TWO_RANKS, framework="tensorflow")
-keras_on_torch = pytest.mark.launch(**WITH_TWO_RANKS, environment={"KERAS_BACKEND": "torch"}, label="torch")
+keras_on_torch = pytest.mark.launch(**WITH_TWO_RANKS)
+# Horovod without what makes it quick.
+bare = pytest.mark.launch(
+    **WITH_TWO_RANKS,
+    label="bare",
+    environment={"HOROVOD_CACHE_CAPACITY": "0", "HOROVOD_FUSION_THRESHOLD": "0"},
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -41,7 +47,7 @@ class Setup:
     label: str = ""  # what is special about this environment
     environment: tuple[tuple[str, str], ...] = ()
     double: str = ""  # a library of `doubles/` that is preloaded into the ranks
-    framework: str = "torch"  # whose Horovod is initialised
+    framework: str = "torch"  # whose Horovod is initialised, and which is Keras's backend
     hosts: int = 1  # see `hosts.py`
     usual: bool = field(default=True, compare=False)  # part of the default run
 

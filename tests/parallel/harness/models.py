@@ -12,7 +12,9 @@ from harness.fronts import Arrival, Front
 from harness.script import Script
 from harness.world import World
 from horovod_partial.exchange.rounds import RoundInfo
-from horovod_partial.policies import GroupAverage, PartialReduce, Schedule
+from horovod_partial.policies import Butterfly, GroupAverage, PartialReduce, Schedule, WeightedAverage
+
+FOR_EVER = 1e9  # milliseconds: a round with this grace closes when everybody is there
 
 
 def model(rank: int, shape: tuple[int, ...] = (37,)) -> np.ndarray:
@@ -29,6 +31,15 @@ def group_of(rank: int, groups: list[list[int]]) -> tuple[int, ...]:
     """The group of a rank."""
     (mine,) = [members for members in groups if rank in members]
     return tuple(mine)
+
+
+def everybody_averages(world: World, average: tuple[str, ...]) -> dict[str, Any]:
+    """A policy of each kind under which all ranks average in every step."""
+    return {
+        "group": GroupAverage(schedule=Butterfly(world.size + 1), average=average, grace_ms=FOR_EVER),
+        "ready": PartialReduce(world.size, average=average),
+        "weighted": WeightedAverage(1, 0.5, average=average),
+    }
 
 
 class Groups(Script):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 import horovod_partial.torch as hvd
 from harness.models import ring
+from harness.trainers import EVERYBODY
 from harness.world import World
 
-EVERYBODY = "quorum:1.0"  # a partial policy under which every rank is on time: results are those of `Full()`
 GRADIENTS = ["full", "solo", "majority", EVERYBODY]
 MODELS: dict[str, Callable[..., Any]] = {
     "group": lambda **options: hvd.GroupAverage(2, period=4, **options),
@@ -32,6 +33,63 @@ MAKERS: dict[str, Callable[[torch.nn.Module], torch.optim.Optimizer]] = {
     ),
     "rmsprop": lambda model: torch.optim.RMSprop(model.parameters(), lr=0.01),
 }
+
+
+class Classifier:
+    """A small network that learns from data of this rank's own, in the loop that people write."""
+
+    def __init__(
+        self,
+        world: World,
+        make: Callable[[Iterator[torch.nn.Parameter]], torch.optim.Optimizer],
+        sync: Any,
+        prefix: str = "",
+        scaler: torch.amp.GradScaler | None = None,
+        **options: Any,
+    ) -> None:
+        """Wrap an optimizer under `sync`; `prefix` begins the names of parameters, and options are of layers or of ours."""
+        self.world = world
+        self.scaler = scaler
+        of_layers = {name: options.pop(name) for name in ("bias", "dtype") if name in options}
+        torch.manual_seed(1)
+        layers: list[torch.nn.Module] = []
+        for inputs, outputs in itertools.pairwise((6, 8, 8, 8, 8, 4)):
+            layers += [torch.nn.Linear(inputs, outputs, **of_layers), torch.nn.Tanh()]
+        self.model = torch.nn.Sequential(*layers[:-1])
+        named = [(prefix + name, parameter) for name, parameter in self.model.named_parameters()]
+        made = make(self.model.parameters())
+        self.optimizer: Any = hvd.DistributedOptimizer(made, named, sync=sync, grad_scaler=scaler, **options)
+        self.data = torch.Generator().manual_seed(world.rank)
+
+    def loss(self) -> torch.Tensor:
+        x = torch.randn(8, 6, generator=self.data)
+        target = torch.randint(0, 4, (8,), generator=self.data)
+        with torch.autocast("cpu", dtype=torch.float16, enabled=self.scaler is not None):
+            output = self.model(x.to(next(self.model.parameters()).dtype))
+            return torch.nn.functional.cross_entropy(output.float(), target)
+
+    def backward(self) -> torch.Tensor:
+        loss = self.loss()
+        self.optimizer.zero_grad()
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        return loss.detach()
+
+    def step(self) -> torch.Tensor:
+        loss = self.backward()
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        return loss
+
+    def check(self) -> None:
+        """After a flush there is one model."""
+        self.optimizer.flush()
+        hvd.assert_replicas_equal(self.model, self.optimizer)
+        self.world.same(self.optimizer.rounds)
+        if self.scaler is not None:
+            self.world.same(self.scaler.get_scale())
 
 
 def sync_of(policy: str, **options: Any) -> Any:

@@ -10,6 +10,7 @@ import functools
 import importlib
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,25 @@ def linear(trainer: Trainer, parameters: Sequence[Any], *gradients: Any) -> Any:
 def table(trainer: Trainer, parameters: Sequence[Any], rows: Any) -> Any:
     """The sum of some rows of the only parameter, whose gradient is sparse."""
     return trainer.total(trainer.rows(parameters[0], rows))
+
+
+@dataclass(frozen=True)
+class Form:
+    """What frameworks say of a training in ways of their own.
+
+    Attributes:
+        make: which of `makers`.
+        scale: the first scale of the loss.
+        clip: the largest norm of all gradients.
+        decay: what the rate is multiplied by in each round.
+        passes: of backward in a step, whose gradients are added.
+    """
+
+    make: str = "momentum"
+    scale: float | None = None
+    clip: float | None = None
+    decay: float | None = None
+    passes: int = 1
 
 
 class Training:
@@ -125,12 +145,16 @@ class Training:
 
     def ended(self) -> int:
         """How many rounds have ended here, whether they have been applied or not."""
-        statistics = self.trainer.runtime.statistics(0)
-        return min(statistics[name]["completed"] for name in self.trainer.buckets(self.optimizer))
+        return min(map(self.trainer.completed, self.trainer.buckets(self.optimizer)))
 
     def stats(self) -> dict[str, Any]:
         """Statistics of the first bucket."""
         return self.trainer.hvd.partial_stats()[self.trainer.buckets(self.optimizer)[0]]
+
+    def assign(self, values: Sequence[Any]) -> None:
+        """Give the parameters these numbers."""
+        for parameter, numbers in zip(self.parameters, values, strict=True):
+            self.trainer.assign(parameter, np.reshape(numbers, parameter.shape))
 
     def flush(self) -> None:
         """Flush, and check that replicas are equal bit for bit."""
@@ -189,6 +213,18 @@ class Trainer:
         """The numbers of a parameter: float64."""
         raise NotImplementedError
 
+    def assign(self, parameter: Any, array: np.ndarray) -> None:
+        """Give a parameter these numbers."""
+        parameter.assign(array)
+
+    def completed(self, name: str) -> int:
+        """How many rounds of a bucket have ended on this rank."""
+        return self.runtime.statistics(0).get(name, {"completed": 0})["completed"]
+
+    def averages(self, optimizer: Any) -> Any:
+        """What averages the models of an optimizer; it has the names of the buckets."""
+        raise NotImplementedError
+
     def name_of(self, number: int, parameter: Any) -> str:
         """The name of a parameter's gradient in a plan."""
         return f"{number}.{parameter.name.removesuffix(':0')}"
@@ -203,7 +239,7 @@ class Trainer:
         return self.hvd.DistributedOptimizer(*wrapped, **(needed | options))
 
     def begin(
-        self, loss: Loss, parameters: Sequence[Any], sync: Any, make: str, **options: Any
+        self, loss: Loss, parameters: Sequence[Any], sync: Any, form: Form, options: dict[str, Any]
     ) -> tuple[Any, Callable[..., None]]:
         """The optimizer of a training, and its step."""
         raise NotImplementedError
@@ -229,16 +265,15 @@ class Trainer:
             arrays: what its parameters are at first; those of a network if None.
             dtypes: of the parameters, in turns.
             parameters: of another training, which this one goes on with.
-            options: of an optimizer or a tape, and these, which frameworks say in ways of their own: `scale`, the first
-                scale of the loss; `clip`, the largest norm of all gradients; `decay`, what the rate is multiplied by in
-                each round; `passes` of backward in a step, whose gradients are added.
+            options: of an optimizer or a tape, and those of a `Form`.
         """
         arrays = arrays_of_network() if arrays is None else arrays
         if parameters is None:
             parameters = [self.parameter(array, dtype) for array, dtype in zip(arrays, itertools.cycle(dtypes))]
         if isinstance(groups := options.get("groups"), list):
             options["groups"] = [[parameters[index] for index in group] for group in groups]
-        return Training(self, world, parameters, *self.begin(loss, parameters, sync, make, **options))
+        form = Form(make, **{field: options.pop(field) for field in Form.__dataclass_fields__ if field in options})
+        return Training(self, world, parameters, *self.begin(loss, parameters, sync, form, options))
 
 
 class TensorsOfTorch(Trainer):
@@ -280,13 +315,30 @@ class Torch(TensorsOfTorch):
         }
 
         weight = self.parameter(np.zeros(2), "float32")
-        self.refused = [({"groups": [["x"]]}, "groups must be"), ({"groups": [[weight], [weight]]}, "only appear once")]
+        other = self.parameter(np.zeros(2), "float32")
+        self.refused = [
+            ({"groups": [["x"]]}, "groups must be"),
+            ({"groups": [[weight], [weight]]}, "only appear once"),
+            ({"optimizer": optim.LBFGS([weight])}, "LBFGS"),
+            ({"optimizer": optim.SGD([weight]), "named_parameters": [weight]}, "sequence of tuples"),
+            ({"optimizer": optim.SGD([weight, other]), "named_parameters": [("a", weight)]}, "were not named"),
+            (
+                {"optimizer": optim.SGD([weight, other]), "named_parameters": [("a", weight), ("a", other)]},
+                "must be unique",
+            ),
+        ]
 
     def parameter(self, array: np.ndarray, dtype: str) -> Any:
         return self.torch.nn.Parameter(self.tensor(array).to(getattr(self.torch, dtype)))
 
     def array(self, parameter: Any) -> np.ndarray:
         return parameter.detach().double().cpu().numpy()
+
+    def assign(self, parameter: Any, array: np.ndarray) -> None:
+        parameter.data.copy_(self.torch.from_numpy(array))
+
+    def averages(self, optimizer: Any) -> Any:
+        return optimizer._exchange
 
     def name_of(self, number: int, parameter: Any) -> str:
         return "x".join(map(str, (number, *parameter.shape)))
@@ -303,42 +355,33 @@ class Torch(TensorsOfTorch):
         return self.torch.optim.SGD([self.parameter(np.zeros(2), "float32")], lr=0.1)
 
     def begin(
-        self,
-        loss: Loss,
-        parameters: Sequence[Any],
-        sync: Any,
-        make: str,
-        scale: float | None = None,
-        clip: float | None = None,
-        decay: float | None = None,
-        passes: int = 1,
-        **options: Any,
+        self, loss: Loss, parameters: Sequence[Any], sync: Any, form: Form, options: dict[str, Any]
     ) -> tuple[Any, Callable[..., None]]:
         device = self.torch.get_default_device().type
-        scaler = self.torch.amp.GradScaler(device, init_scale=scale or 1.0, enabled=scale is not None)
-        optimizer = self.makers[make](parameters)
+        scaler = self.torch.amp.GradScaler(device, init_scale=form.scale or 1.0, enabled=form.scale is not None)
+        optimizer = self.makers[form.make](parameters)
         if sync is not None:
             optimizer = self.hvd.DistributedOptimizer(
                 optimizer,
                 [(self.name_of(number, parameter), parameter) for number, parameter in enumerate(parameters)],
                 sync=sync,
-                backward_passes_per_step=passes,
-                max_grad_norm=clip,
-                grad_scaler=None if scale is None else scaler,
+                backward_passes_per_step=form.passes,
+                max_grad_norm=form.clip,
+                grad_scaler=None if form.scale is None else scaler,
                 **options,
             )
-        schedule = self.torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=1.0 if decay is None else decay)
-        if sync is not None and decay is not None:
+        schedule = self.torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=form.decay or 1.0)
+        if sync is not None and form.decay is not None:
             self.hvd.follow_rounds(schedule)
         optimizer.scaler = scaler
         calls = itertools.count(1)
 
         def step(*inputs: Any) -> None:
             scaler.scale(loss(self, parameters, *inputs)).backward()
-            if next(calls) % passes:
+            if next(calls) % form.passes:
                 return
-            if sync is None and clip is not None:
-                self.torch.nn.utils.clip_grad_norm_(parameters, clip)
+            if sync is None and form.clip is not None:
+                self.torch.nn.utils.clip_grad_norm_(parameters, form.clip)
             scaler.step(optimizer)
             scaler.update()
             schedule.step()
@@ -368,7 +411,7 @@ class Keras(Trainer):
         self.keras = keras
         unit = lambda: keras.optimizers.SGD(1.0)
         # Graphs take longer to trace than to run.
-        names = ("momentum", "Adam", *keras_training.MAKERS_OF_MAKERS) if self.graph else keras_training.MAKERS
+        names = ("SGD", "momentum", "Adam", *keras_training.MAKERS_OF_MAKERS) if self.graph else keras_training.MAKERS
         makers = {"unit": unit} | {name: keras_training.MAKERS[name] for name in names}
         self.makers = {name: lambda _, make=make: make() for name, make in makers.items()}
         self.refused = [
@@ -376,6 +419,7 @@ class Keras(Trainer):
             ({"sync": "group_average:2", "groups": 2}, "groups cannot be used"),
             ({"sync": self.hvd.GroupAverage(2, overlap=True)}, "overlap"),
             ({"sync": self.hvd.GroupAverage(2, average=("parameters", "buffers"))}, "buffers"),
+            ({"sync": self.hvd.GroupAverage(2, slow_momentum=self.hvd.SlowMomentum(0.5))}, "slow_momentum"),
         ]
 
     def parameter(self, array: np.ndarray, dtype: str) -> Any:
@@ -387,8 +431,11 @@ class Keras(Trainer):
     def state(self, optimizer: Any, parameters: Sequence[Any]) -> list[float]:
         return [number for variable in optimizer.variables for number in self.array(variable).reshape(-1).tolist()]
 
+    def averages(self, optimizer: Any) -> Any:
+        return optimizer._horovod._made
+
     def buckets(self, optimizer: Any) -> list[str]:
-        return list(optimizer._horovod._made._bucket_names())
+        return list(self.averages(optimizer)._bucket_names())
 
     def plain(self) -> Any:
         return self.keras.optimizers.SGD(0.1)
@@ -401,29 +448,20 @@ class Keras(Trainer):
         return step
 
     def begin(
-        self,
-        loss: Loss,
-        parameters: Sequence[Any],
-        sync: Any,
-        make: str,
-        scale: float | None = None,
-        clip: float | None = None,
-        decay: float | None = None,
-        passes: int = 1,
-        **options: Any,
+        self, loss: Loss, parameters: Sequence[Any], sync: Any, form: Form, options: dict[str, Any]
     ) -> tuple[Any, Callable[..., None]]:
         optimizers = self.keras.optimizers
-        optimizer = self.makers[make](parameters)
-        if clip is not None or decay is not None:
-            config = optimizer.get_config() | {"global_clipnorm": clip}
-            if decay is not None:
-                rate = optimizers.schedules.ExponentialDecay(config["learning_rate"], 1, decay)
+        optimizer = self.makers[form.make](parameters)
+        if form.clip is not None or form.decay is not None:
+            config = optimizer.get_config() | {"global_clipnorm": form.clip}
+            if form.decay is not None:
+                rate = optimizers.schedules.ExponentialDecay(config["learning_rate"], 1, form.decay)
                 config["learning_rate"] = optimizers.schedules.serialize(rate)
             optimizer = type(optimizer).from_config(config)
-        if scale is not None:
-            optimizer = optimizers.LossScaleOptimizer(optimizer, initial_scale=scale)
-        if passes > 1:
-            options["backward_passes_per_step"] = passes
+        if form.scale is not None:
+            optimizer = optimizers.LossScaleOptimizer(optimizer, initial_scale=form.scale)
+        if form.passes > 1:
+            options["backward_passes_per_step"] = form.passes
         if sync is not None:
             optimizer = self.hvd.DistributedOptimizer(optimizer, sync=sync, **options)
         optimizer.build(parameters)
@@ -517,9 +555,9 @@ class Tape(TensorsOfTensorFlow):
         return self.hvd.DistributedGradientTape(*wrapped, **(needed | options))
 
     def begin(
-        self, loss: Loss, parameters: Sequence[Any], sync: Any, make: str, **options: Any
+        self, loss: Loss, parameters: Sequence[Any], sync: Any, form: Form, options: dict[str, Any]
     ) -> tuple[Any, Callable[..., None]]:
-        rate, momentum = {"unit": (1.0, 0.0), "momentum": (0.1, 0.9)}[make]
+        rate, momentum = {"unit": (1.0, 0.0), "momentum": (0.1, 0.9)}[form.make]
         velocities = [self.tf.Variable(self.tf.zeros_like(parameter)) for parameter in parameters]
 
         def step(*inputs: Any) -> None:
@@ -595,7 +633,7 @@ _KERAS = {**WITH_TWO_RANKS, "framework": "tensorflow"}
 _TAPE = {**FRONT_END, "framework": "tensorflow"}
 TRAINERS: dict[str, dict[str, Any]] = {
     "torch": {**FRONT_END, "framework": "torch"},
-    "keras_torch": {**WITH_TWO_RANKS, "environment": {"KERAS_BACKEND": "torch"}, "label": "torch"},
+    "keras_torch": {**WITH_TWO_RANKS, "framework": "torch"},
     "keras_eager": _KERAS,
     "keras_graph": _KERAS,
     "tape_eager": _TAPE,

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from harness.compiler import leave_out_the_compiler
 from harness.rank import rank_of_environment, register
 
 FOLDER = Path(os.environ["PARTIAL_TEST_FOLDER"])
 RANK = rank_of_environment()
 
+leave_out_the_compiler()
 register(FOLDER, RANK)
 _at_exit: list[Callable[[], None]] = []
 

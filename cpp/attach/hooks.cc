@@ -1,0 +1,170 @@
+#include "attach/hooks.h"
+
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attach/attached.h"
+#include "attach/handshake.h"
+#include "attach/sessions.h"
+
+namespace horovod_partial::attach {
+namespace {
+
+// The functions that the hooks have replaced, by virtual table and hook. Two Horovods in one process mostly share the
+// tables of the one that was loaded first. If each has its own tables, the hooks are in both.
+std::mutex originals_mutex;  // guards the map; both threads take it, and no other lock below it
+std::map<std::pair<const void*, const void*>, void*>& Originals() {
+  // It is never destroyed, since Horovod's thread outlives main.
+  static auto* originals = new std::map<std::pair<const void*, const void*>, void*>;
+  return *originals;
+}
+
+// Returns the function that this hook has replaced for the object's class.
+template <class Function, class Object>
+Function* OriginalOf(Function* hook, const Object* object) {
+  const void* table = *reinterpret_cast<const void* const*>(object);
+  std::lock_guard<std::mutex> lock(originals_mutex);
+  return reinterpret_cast<Function*>(Originals().at({table, reinterpret_cast<const void*>(hook)}));
+}
+
+// --- Hooks
+// All on Horovod's background thread.
+
+// Returns null if there is no session. Throws if Horovod's loop must end.
+std::shared_ptr<Session> Enter(hvd::Controller& controller) {
+  auto session = SessionsOfProcess().FindForHook(controller);
+  if (session != nullptr) session->EndIfBroken();
+  return session;
+}
+
+void DoInitialization(hvd::Controller* controller) {
+  OriginalOf(&DoInitialization, controller)(controller);
+  LibrariesOfProcess().CountGeneration();
+  SessionsOfProcess().Begin(*controller);
+}
+
+void CrossRankBitwiseAnd(hvd::Controller* controller, std::vector<long long>& bits, int count) {
+  const auto session = Enter(*controller);
+  if (session != nullptr) session->Tick(bits);
+  OriginalOf(&CrossRankBitwiseAnd, controller)(controller, bits, count);
+  if (session != nullptr) session->AfterTick(bits);
+}
+
+void SendReadyTensors(hvd::Controller* controller, hvd::RequestList& requests) {
+  const auto session = Enter(*controller);
+  if (session != nullptr) session->BeforeSendReady(requests);
+  OriginalOf(&SendReadyTensors, controller)(controller, requests);
+}
+
+void RecvReadyTensors(hvd::Controller* controller, std::vector<std::string>& ready_to_reduce,
+                      std::vector<hvd::RequestList>& ready) {
+  const auto session = Enter(*controller);
+  OriginalOf(&RecvReadyTensors, controller)(controller, ready_to_reduce, ready);
+  if (session != nullptr) session->AfterRecvReady(ready_to_reduce, ready);
+}
+
+void SendFinalTensors(hvd::Controller* controller, hvd::ResponseList& responses) {
+  const auto session = SessionsOfProcess().FindForHook(*controller);
+  if (session != nullptr) session->BeforeSendFinal(responses);
+  OriginalOf(&SendFinalTensors, controller)(controller, responses);
+  if (session != nullptr) session->AfterSendFinal(responses);
+}
+
+void RecvFinalTensors(hvd::Controller* controller, hvd::ResponseList& responses) {
+  OriginalOf(&RecvFinalTensors, controller)(controller, responses);
+  if (const auto session = SessionsOfProcess().FindForHook(*controller)) session->AfterRecvFinal(responses);
+}
+
+template <Carrier carrier>
+hvd::Status Execute(hvd::AllreduceOp* operation, std::vector<hvd::TensorTableEntry>& entries,
+                    const hvd::Response& response) {
+  const auto original = OriginalOf(&Execute<carrier>, operation);
+  const auto reduce = [&](const hvd::Response& what) { return original(operation, entries, what); };
+  if (entries.empty()) return reduce(response);
+  hvd::HorovodGlobalState& state = *static_cast<AllreduceAccess*>(operation)->global_state_;
+  const auto session = SessionsOfProcess().Find(*state.process_set_table.Get(entries[0].process_set_id).controller);
+  constexpr bool kBreaks = carrier == Carrier::kGloo;
+  if (session != nullptr) session->EndIfBroken();  // if it throws, Horovod fails these entries
+  try {
+    const bool knows = session != nullptr && session->ready();
+    hvd::Status status = knows ? session->Execute(entries, response, carrier, reduce) : reduce(response);
+    for (const auto& entry : entries)
+      if (auto* handshake = dynamic_cast<HandshakeContext*>(entry.context.get()); handshake != nullptr && status.ok())
+        handshake->Ended(state, static_cast<const std::int64_t*>(entry.output->data()));
+    return status;
+  } catch (const std::runtime_error& error) {  // Gloo's own errors; bad input is a logic error
+    if (kBreaks && session != nullptr) session->Break(error.what());
+    throw;
+  }
+}
+
+// --- Slots
+
+// The mangled names of functions with strings depend on the string ABI of the framework.
+#if _GLIBCXX_USE_CXX11_ABI
+constexpr char kRecvReadyTensors[] =
+    "16RecvReadyTensorsERSt6vectorINSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEESaIS8_EE"
+    "RS2_INS0_11RequestListESaISC_EE";
+#else
+constexpr char kRecvReadyTensors[] = "16RecvReadyTensorsERSt6vectorISsSaISsEERS2_INS0_11RequestListESaIS6_EE";
+#endif
+
+// A hook, and the slot that it is going to fill.
+struct Prepared {
+  Slot slot;
+  void* hook;
+};
+
+template <class Function>
+Prepared Prepare(const Library& library, const std::string& class_name, const std::string& method, Function* hook) {
+  void* const address = reinterpret_cast<void*>(hook);
+  return {Slot(library, class_name, method, address), address};
+}
+
+void PrepareController(std::vector<Prepared>& prepared, const Library& library, const std::string& name) {
+  const auto prepare = [&](const std::string& method, auto* hook) {
+    prepared.push_back(Prepare(library, name, method, hook));
+  };
+  prepare("16DoInitializationEv", &DoInitialization);
+  prepare("19CrossRankBitwiseAndERSt6vectorIxSaIxEEi", &CrossRankBitwiseAnd);
+  prepare("16SendReadyTensorsERNS0_11RequestListE", &SendReadyTensors);
+  prepare(kRecvReadyTensors, &RecvReadyTensors);
+  prepare("16SendFinalTensorsERNS0_12ResponseListE", &SendFinalTensors);
+  prepare("16RecvFinalTensorsERNS0_12ResponseListE", &RecvFinalTensors);
+}
+
+template <Carrier carrier>
+void PrepareOperation(std::vector<Prepared>& prepared, const Library& library, const std::string& name) {
+  prepared.push_back(
+      Prepare(library, name, "7ExecuteERSt6vectorINS0_16TensorTableEntryESaIS3_EERKNS0_8ResponseE", &Execute<carrier>));
+}
+
+}  // namespace
+
+void InstallHooks(const Library& library) {
+  std::vector<Prepared> prepared;
+#if HAVE_GLOO
+  PrepareController(prepared, library, "GlooController");
+  PrepareOperation<Carrier::kGloo>(prepared, library, "GlooAllreduce");
+#endif
+#if HAVE_MPI
+  PrepareController(prepared, library, "MPIController");
+  PrepareOperation<Carrier::kMpi>(prepared, library, "MPIAllreduce");
+#endif
+#if HAVE_NCCL
+  PrepareOperation<Carrier::kNccl>(prepared, library, "NCCLAllreduce");  // carries data only, and has no controller
+#endif
+  for (const auto& [slot, hook] : prepared) slot.MakeWritable();
+  {
+    std::lock_guard<std::mutex> lock(originals_mutex);
+    for (const auto& [slot, hook] : prepared) Originals()[{slot.table(), hook}] = slot.original();
+  }
+  for (const auto& [slot, hook] : prepared) slot.Set(hook);  // no slot has been changed before, and no more can fail
+  for (const auto& [slot, hook] : prepared) slot.Seal();
+}
+
+}  // namespace horovod_partial::attach
