@@ -321,8 +321,10 @@ class _State:
             return None
         exchange = self._exchange(optimizer)
         if isinstance(exchange, ModelExchange):
-            result = optimizer._base.apply(optimizer, gradients, variables)
             passes = inner(optimizer).gradient_accumulation_steps
+            if passes and not self._averages:  # Keras averages over the passes
+                gradients = [None if gradient is None else gradient * passes for gradient in gradients]
+            result = optimizer._base.apply(optimizer, gradients, variables)
             if not passes:
                 exchange.average(optimizer, variables)
                 return result

@@ -97,11 +97,10 @@ def test_averages_of_the_state_too(trainer: Trainer, world: World, policy: str) 
 @kinds
 def test_an_average_after_accumulated_gradients(trainer: Trainer, world: World, policy: str) -> None:
     sync = everybody_averages(world, ("parameters",))[policy]
-    options, factor = ({"average_aggregated_gradients": True}, 1.0) if trainer.module == "keras" else ({}, 2.0)
-    one = trainer.training(world, sync, "SGD", passes=2, **options)
+    one = trainer.training(world, sync, "SGD", passes=2)
     one.train(4)
     assert one.optimizer.rounds == 2
-    scaled = lambda *inputs: factor * network(*inputs)
+    scaled = lambda *inputs: 2.0 * network(*inputs)  # gradients are summed over the passes
     expected = trainer.training(world, None, "SGD", loss=scaled).train_alone(2, passes=2)
     assert world.same(one.weights()) == near(expected.weights())
 

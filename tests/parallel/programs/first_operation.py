@@ -40,7 +40,9 @@ threads = [threading.Thread(target=reduce, args=(name,)) for name in ("a", "b")]
 for thread in threads:
     thread.start()
 if RANK == 0:
-    wait_until(lambda: "Enqueued allreduce.horovod_partial.agreement.handshake" in LOG.read_text(), "this rank shakes hands")
+    wait_until(
+        lambda: "Enqueued allreduce.horovod_partial.agreement.handshake" in LOG.read_text(), "this rank shakes hands"
+    )
     _attach.attach(library_of(mpi_lib_v2), waits_are_told=False)
     note("attached")
 for thread in threads:
