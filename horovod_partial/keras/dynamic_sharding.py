@@ -77,9 +77,10 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         )
         self._optimizer = optimizer
         self._items = x if isinstance(x, keras.utils.PyDataset) else None
+        require(sample_weight is None or y is not None, "y", "given where sample_weight is", y)
         given = [part for part in (x, y, sample_weight) if part is not None]
         if self._items is None:
-            self._arrays = keras.tree.map_structure(np.asarray, tuple(given))
+            self._arrays = tuple(_arrays(part) for part in given)
             lengths = {len(array) for array in keras.tree.flatten(self._arrays)}
             require(len(lengths) == 1, "x, y, sample_weight", "arrays of equally many samples", sorted(lengths))
             (samples,) = lengths
@@ -112,7 +113,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
 
     @property
     def updates(self) -> int:
-        """How many updates an epoch has, or what is left of the epoch that is under way."""
+        """How many updates an epoch has."""
         return self._planned().updates
 
     def _planned(self) -> Plan:
@@ -139,6 +140,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         if self._plan is not None and self._rounds >= self._horovod.end:
             self._plan = None
             self.epoch += 1
+            self._horovod.end_epoch(self._optimizer)
 
     @property
     def _rounds(self) -> int:
@@ -164,6 +166,8 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
                         "step, and steps_per_execution must be 1"
                     )
                 before = rounds, number
+                if sharing is not None:
+                    sharing.loaded = before
                 yield self._load(plan.indices(rounds - self._first, number))
         finally:
             if state.sharing is not None and self._loop is loop:  # False if an epoch has begun since
@@ -222,6 +226,15 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
     @property
     def partial_batch_size(self) -> None:
         return None
+
+
+def _arrays(part: Any) -> Any:
+    """Return a structure with NumPy arrays. Lists become tuples, because `tf.data` takes a list for a tensor."""
+    if isinstance(part, dict):
+        return {name: _arrays(one) for name, one in part.items()}
+    if isinstance(part, list | tuple):
+        return tuple(map(_arrays, part))
+    return np.asarray(part)
 
 
 class _Again:

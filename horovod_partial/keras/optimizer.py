@@ -144,6 +144,17 @@ class _Methods:
         """
         return self._horovod.is_flushed(self)
 
+    def finalize_variable_values(self, var_list: Any) -> None:
+        self._horovod.leave()  # `fit` calls this at its end, also where it was stopped within an epoch
+        self._base.finalize_variable_values(self, var_list)
+
+    def get_config(self) -> dict[str, Any]:
+        config: dict[str, Any] = self._base.get_config(self)
+        if self._horovod.shares_work and self._horovod.averages and self._horovod.passes > 1:
+            own = config["inner_optimizer"]["config"] if "inner_optimizer" in config else config
+            own["gradient_accumulation_steps"] = self._horovod.passes
+        return config
+
     def save_own_variables(self, store: Any) -> None:
         """Save the optimizer's variables. Warns once if `flushed()` is False, because ranks may differ then."""
         self._horovod.before_saving(self)
@@ -192,7 +203,7 @@ class _State:
         self._name = name
         self._policy = policy
         self._arguments = arguments
-        self._averages = averages  # whether gradients of several passes are averaged; otherwise they are summed
+        self.averages = averages  # whether gradients of several passes are averaged; otherwise they are summed
         self._local: list[Any] = []
         self._made: GradientExchange | ModelExchange | WorkSharingExchange | None = None
         self._tenure = Tenure(backend.runtime)  # the generation of Horovod in which `_made` was made
@@ -249,19 +260,23 @@ class _State:
                 )
                 if self._has_rounds and exchange.replays:
                     backend.runtime.meet(process_set)
-                if self._has_rounds and not self._progress_of(optimizer).follows(optimizer._trainable_variables):
-                    warnings.warn(
-                        "an optimizer begins to train what another one has trained, and the other one was not flushed: its late "
-                        "gradients and missed results are lost, and replicas part. Call flush() of the old optimizer on every "
-                        "rank, before the first step of the new one",
-                        stacklevel=2,
-                    )
+                if self._has_rounds:
+                    self._follow(optimizer)
                 for variable in self._local:
                     exchange.register_local(variable)
                 made = exchange
             self._made = made
             self._tenure.enter()
         return made
+
+    def _follow(self, optimizer: Any) -> None:
+        if not self._progress_of(optimizer).follows(optimizer._trainable_variables):
+            warnings.warn(
+                "an optimizer begins to train what another one has trained that was not flushed: what that has pending or has "
+                "missed is lost, and replicas part. Call flush() of the one before on every rank, before the first step of the "
+                "new one",
+                stacklevel=2,
+            )
 
     @property
     def shares_work(self) -> bool:
@@ -277,8 +292,15 @@ class _State:
         """Let no micro-batch begin after this many further updates. Returns `rounds` before the first of them.
 
         Epochs follow each other without a gap. A rank that is behind in its updates gets the same number as the others.
+
+        Raises:
+            RuntimeError: the epoch before has updates left.
         """
         is_first = self._epochs.enter() or math.isinf(self.end)
+        if not is_first and self.rounds(optimizer) < self.end:
+            raise RuntimeError(
+                "an epoch of another dataset was left early: finish it before this one begins, or flush and wrap a new optimizer"
+            )
         first = self.rounds(optimizer) if is_first else int(self.end)
         self.end = first + updates
         if self.sharing is not None:
@@ -302,9 +324,12 @@ class _State:
                 replays=True,
                 skips_nonfinite=scales,
                 owner=_attach.Owner(),
-                factor=1.0 / self.passes if self._averages else 1.0,
+                factor=1.0 / self.passes if self.averages else 1.0,
             )
             follow_steps(optimizer)  # a MultiOptimizer may have got further optimizers since
+            self._follow(optimizer)
+            if self._has_rounds and self.process_set.included():
+                backend.runtime.meet(self.process_set)  # flushes compare the replicas
             self._made = exchange = WorkSharingExchange(
                 shared, variables, self.passes, _applying(optimizer, scales), replica_of(optimizer)
             )
@@ -322,7 +347,7 @@ class _State:
         exchange = self._exchange(optimizer)
         if isinstance(exchange, ModelExchange):
             passes = inner(optimizer).gradient_accumulation_steps
-            if passes and not self._averages:  # Keras averages over the passes
+            if passes and not self.averages:  # Keras averages over the passes
                 gradients = [None if gradient is None else gradient * passes for gradient in gradients]
             result = optimizer._base.apply(optimizer, gradients, variables)
             if not passes:
@@ -350,11 +375,20 @@ class _State:
         exchange = self._exchange(optimizer)
         assert isinstance(exchange, GradientExchange)
         passes = optimizer.gradient_accumulation_steps
-        if not self._averages:
+        if not self.averages:
             gradients = [None if gradient is None else gradient * passes for gradient in gradients]
         exchange.apply_combined(gradients, variables, _updating(optimizer))
         # `apply_combined` has counted the passes of this update for each round. Keras counts them by itself, too.
         optimizer._iterations.assign_sub(passes)
+
+    def end_epoch(self, optimizer: Any) -> None:
+        """Note that all updates of an epoch have been applied, so that another optimizer may follow."""
+        self._progress_of(optimizer).flushed()
+
+    def leave(self) -> None:
+        """Let other ranks make the micro-batch that has begun here, at the end of `fit`."""
+        if self.sharing is not None:
+            self.sharing.give_back()
 
     def before_round(self, optimizer: Any) -> None:
         if self.rates is not None:

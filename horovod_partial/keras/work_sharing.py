@@ -47,6 +47,7 @@ class WorkSharingExchange(MicroBatchSharer):
     Attributes:
         end: after this many updates no micro-batch begins before the next epoch.
         is_new: no step has run. The first one may begin this rank's first own micro-batch itself.
+        loaded: the update and the number of the micro-batch whose batch was loaded last; None if nobody says so.
     """
 
     _runtime = backend.runtime
@@ -64,10 +65,13 @@ class WorkSharingExchange(MicroBatchSharer):
         self.thread = threading.get_ident()
         self.end = math.inf
         self.is_new = True
+        self.loaded: tuple[int, int] | None = None
+        self._absent: list[bool] | None = None  # by variable, whether it gets no gradient; None before the first step
         self._is_adding = False
         self._gradients = gradients
         self._variables = list(variables)
         self._passes = passes
+        self._apply = apply
         self._replica_of = replica_of
         self._is_alone = not self.process_set.included() or self._runtime.is_alone(self.process_set)
         self._only_applies = False  # a flush applies updates, and begins no micro-batch
@@ -76,7 +80,7 @@ class WorkSharingExchange(MicroBatchSharer):
             weakly(self._take),
             weakly(self._must_apply),
             self._variables,
-            lambda results, variables=self._variables: apply(results, variables, 1.0),
+            weakly(self._apply_results),
         )
         gradients.prepare(self._variables)
         if not self._is_alone:
@@ -90,9 +94,12 @@ class WorkSharingExchange(MicroBatchSharer):
         """Add the gradients of a micro-batch, apply the updates that are complete, and begin the next micro-batch.
 
         Raises:
-            ValueError: the step has trained other variables than the first one.
+            ValueError: the step has trained other variables than the first one, or others have no gradient.
         """
-        if [id(variable) for variable in variables] != [id(variable) for variable in self._variables]:
+        absent = [gradient is None for gradient in gradients]
+        self._absent = absent if self._absent is None else self._absent
+        same = [id(variable) for variable in variables] == [id(variable) for variable in self._variables]
+        if not same or absent != self._absent:
             raise ValueError(
                 f"an optimizer under {WorkSharing()!r} trains other variables than in its first step, such as layers that were "
                 "frozen or unfrozen: call optimizer.flush(), then wrap a new optimizer for what is trained from now on"
@@ -108,6 +115,7 @@ class WorkSharingExchange(MicroBatchSharer):
 
     def _complete(self, *gradients: Any) -> bool:
         """Add the gradients of the begun micro-batch. Returns whether an update must be applied."""
+        self._require_current()
         if not self._is_alone:
             self._become_active()
         if self._number is None and not self._begin(waits=False):
@@ -115,13 +123,28 @@ class WorkSharingExchange(MicroBatchSharer):
                 "no micro-batch has begun here, and an update may have been made since the forward pass: train on batches of an "
                 "DynamicShardingDataset, with one step for each, and flush between two steps"
             )
+        if self.loaded not in (None, (self.rounds, self._number)):
+            raise RuntimeError(
+                "this batch was loaded for another micro-batch: call flush() between a step and the loading of the next batch, and "
+                "leave steps_per_execution 1"
+            )
+        self.loaded = None
         self._is_adding, self.is_new = True, False
-        self._gradients.add(gradients, arrives=not self._is_alone)
-        self._is_adding = False
+        try:
+            self._gradients.add(gradients, arrives=not self._is_alone)
+        finally:
+            self._is_adding = False
         self._number = None
         self._micro_batches += 1
         is_last = self._is_alone and self._micro_batches == self._passes
         return is_last or self._must_apply()
+
+    def _require_current(self) -> None:
+        if not self._is_alone and not self._tenure.is_current:
+            raise RuntimeError(
+                "this step was traced before Horovod was initialised again: trace it anew, with "
+                "model.make_train_function(force=True), or a new tf.function"
+            )
 
     def _must_apply(self) -> bool:
         """Begin a micro-batch, unless this epoch has no more. Returns whether an update must be applied first."""
@@ -137,6 +160,13 @@ class WorkSharingExchange(MicroBatchSharer):
         self._micro_batches = 0
         self._updates += 1
         return self._gradients.results(alone=self._is_alone)
+
+    def _apply_results(self, results: list[Any]) -> None:
+        """Apply the gradients of an update. Variables without a gradient are left alone, and are not decayed either."""
+        absent = self._absent or [False] * len(results)
+        self._apply(
+            [None if gone else result for gone, result in zip(absent, results, strict=True)], self._variables, 1.0
+        )
 
     def _next_micro_batch(self, *, waits: bool) -> tuple[int, int] | None:
         return self._runtime.next_micro_batch(self, begins=True, waits=waits)

@@ -150,7 +150,7 @@ def test_each_sample_comes_once_also_where_an_epoch_is_left_early(world: World) 
     def step(batch: Any) -> None:
         (inputs,) = batch
         seen.extend(inputs["n"].reshape(-1).tolist())
-        model.fit(inputs["x"], inputs["x"], batch_size=BATCH, verbose=0, shuffle=False)
+        model.train_on_batch(inputs["x"], inputs["x"])
 
     for count, batch in enumerate(dataset):
         step(batch)
@@ -301,3 +301,112 @@ def test_local_variables_are_refused(world: World) -> None:
     x, y = data(world)
     with pytest.raises(ValueError, match="local variables cannot be used"):
         model.train_on_batch(x[:BATCH], y[:BATCH])
+
+
+class AtEnd(keras.callbacks.Callback):
+    """Calls functions at the end of a batch or of an epoch."""
+
+    def __init__(self, *, batch: Callable[[int], Any] = lambda _: None, epoch: Callable[[int], Any] = lambda _: None):
+        super().__init__()
+        self.batch, self.epoch = batch, epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.batch(batch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.epoch(epoch)
+
+
+def test_metrics_of_a_rank_that_has_made_nothing_do_not_count(world: World) -> None:
+    optimizer = wrap(MAKERS["sgd"])
+    model = compiled(optimizer)
+    dataset = DynamicShardingDataset(*data(world), optimizer=optimizer, batch_size=BATCH)
+    history = model.fit(dataset, epochs=2, callbacks=[hvd.callbacks.MetricAverageCallback()], verbose=0)
+    assert len(world.same([round(loss, 6) for loss in history.history["loss"]])) == 2
+    callback = hvd.callbacks.MetricAverageCallback()
+    callback.set_model(model)
+    logs = {} if world.rank == 0 else {"loss": 3.0, "val_loss": 2.0}
+    if world.rank == 1:
+        callback.on_train_batch_end(0)
+    callback.on_epoch_end(0, logs)
+    assert logs == {"loss": 3.0, "val_loss": 2.0}
+
+
+def test_a_flush_heals_replicas_that_began_apart(world: World) -> None:
+    optimizer = wrap(MAKERS["sgd"])
+    model = compiled(optimizer)
+    if world.rank == 1:
+        model.set_weights([weight + 1.0 for weight in model.get_weights()])
+    model.fit(DynamicShardingDataset(*data(world), optimizer=optimizer, batch_size=BATCH), verbose=0)
+    with pytest.raises(RuntimeError, match="had parted"):  # the tests' setting of HOROVOD_PARTIAL_HEAL
+        optimizer.flush()
+    world.same(flat(model))
+
+
+def test_what_is_left_early_is_not_forgotten(world: World) -> None:
+    optimizer = wrap(MAKERS["sgd"])
+    model = compiled(optimizer)
+    arrays = data(world)
+    dataset = DynamicShardingDataset(*arrays, optimizer=optimizer, batch_size=BATCH)
+
+    def stop(batch: int) -> None:
+        model.stop_training = optimizer.rounds >= 1
+
+    model.fit(dataset, epochs=3, callbacks=[AtEnd(batch=stop)], verbose=0)
+    assert optimizer._horovod.sharing.begun is None  # other ranks may make it
+    with pytest.raises(RuntimeError, match="an epoch of another dataset was left early"):
+        model.fit(DynamicShardingDataset(*arrays, optimizer=optimizer, batch_size=BATCH), verbose=0)
+    model.fit(dataset, verbose=0)
+    assert optimizer.rounds == UPDATES
+    world.same(flat(model))
+    assert dataset.epoch == 1
+
+
+def test_a_model_must_be_built_before_it_is_broadcast(world: World) -> None:
+    optimizer = wrap(MAKERS["sgd"])
+    model = keras.Sequential([keras.layers.Dense(2)])
+    model.compile(optimizer, "mse")
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    callback.set_model(model)
+    with pytest.raises(RuntimeError, match="build the model before fit"):
+        callback.on_train_begin()
+
+
+def test_the_number_of_passes_is_saved_with_the_model(world: World, tmp_path: Path) -> None:
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.05, gradient_accumulation_steps=PASSES), sync="work_sharing"
+    )
+    model = compiled(optimizer)
+    file = tmp_path / f"{world.rank}.keras"
+    model.fit(DynamicShardingDataset(*data(world), optimizer=optimizer, batch_size=BATCH), verbose=0)
+    model.save(file)
+    loaded = hvd.load_model(file, sync="work_sharing")
+    assert loaded.optimizer._horovod.passes == PASSES
+    dataset = DynamicShardingDataset(*data(world), optimizer=loaded.optimizer, batch_size=BATCH)
+    loaded.fit(dataset, verbose=0)
+    world.same(flat(loaded))
+
+
+def test_variables_without_a_gradient_are_left_alone(world: World) -> None:
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, [keras.layers.Dense(2)(inputs), keras.layers.Dense(1, name="unused")(inputs)])
+    optimizer = wrap(lambda: keras.optimizers.AdamW(0.05, weight_decay=0.5))
+    model.compile(optimizer, loss=["mse", None])
+    x, y = data(world)
+    before = model.get_layer("unused").get_weights()[0].copy()
+    model.fit(DynamicShardingDataset(x, (y, y[:, :1]), optimizer=optimizer, batch_size=BATCH), verbose=0)
+    assert np.array_equal(before, model.get_layer("unused").get_weights()[0])
+    world.same(flat(model))
+
+
+def test_a_flush_between_a_batch_and_its_step_is_an_error(world: World) -> None:
+    optimizer = wrap(MAKERS["sgd"])
+    model = compiled(optimizer)
+    dataset = DynamicShardingDataset(*data(world), optimizer=optimizer, batch_size=BATCH)
+    batches = iter(dataset)
+    model.train_on_batch(*next(batches))
+    batch = next(batches)
+    optimizer.flush()
+    with pytest.raises(RuntimeError, match="this batch was loaded for another micro-batch"):
+        optimizer._horovod.sharing._complete()
+    del batch
