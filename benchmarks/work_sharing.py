@@ -1,16 +1,18 @@
 """Work sharing beside `Full` with the same accumulation: the time of an update with delays of several kinds.
 
-    .venv/bin/python benchmarks/work_sharing.py [--passes 4 8] [--json FILE] [--transport gloo]
+    .venv/bin/python benchmarks/work_sharing.py [--passes 4 8] [--json FILE] [--transport gloo] [--fit tensorflow]
 
 A micro-batch takes 10 ms (a sleep), and an update has so many of them for each rank. Both policies take turns in one job,
 in one order and then in the other. A figure is the median of the ratios of pairs, with the least and the largest. Kinds
 of delays: none; in each update one random rank is late by as long as its part takes (`random`); one rank takes 3 times as
 long (`steady`); a rank's part of an update takes a factor that is drawn from a log-normal distribution of sigma 0.5
-(`log-normal`); and the demo's factors of 0.25, 0.5, 1 and 2.25 in turn (`rotating`).
+(`log-normal`); and the demo's factors of 0.25, 0.5, 1 and 2.25 in turn (`rotating`). `--fit` measures `model.fit` of Keras on a backend,
+instead of a loop in PyTorch.
 """
 
 from __future__ import annotations
 
+import importlib
 import statistics
 import time
 from collections.abc import Iterator
@@ -18,10 +20,6 @@ from typing import Any
 
 import harness
 import numpy as np
-import torch
-from harness import steps_torch
-
-import horovod_partial.torch as hvd
 
 MICRO_SECONDS = 0.01
 WEIGHTS = 10_000
@@ -45,7 +43,12 @@ def seconds_of(kind: str, update: int, rank: int, size: int, passes: int, made: 
 
 
 def update_seconds(kind: str, sync: str, passes: int, updates: int) -> float:
-    """On every rank: the mean time of an update."""
+    """On every rank: the mean time of an update in a loop of PyTorch."""
+    import torch
+    from harness import steps_torch
+
+    import horovod_partial.torch as hvd
+
     weight = torch.nn.Parameter(torch.zeros(WEIGHTS))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.01), backward_passes_per_step=passes, sync=sync)
     start, made, update = 0.0, 0, -1  # the first update is not measured
@@ -72,8 +75,45 @@ def update_seconds(kind: str, sync: str, passes: int, updates: int) -> float:
     return seconds
 
 
-def measure(kinds: list[str], passes: list[int], updates: int, pairs: int) -> Iterator[dict[str, Any]]:
+def update_seconds_of_fit(kind: str, sync: str, passes: int, updates: int) -> float:
+    """On every rank: the mean time of an update in an epoch of `model.fit`, after an epoch of two updates."""
+    import keras
+
+    import horovod_partial.keras as hvd
+    from horovod_partial.keras.dynamic_sharding import DynamicShardingDataset
+
+    side = int(WEIGHTS**0.5)
+    model = keras.Sequential([keras.Input((side,)), keras.layers.Dense(side, use_bias=False)])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), backward_passes_per_step=passes, sync=sync)
+    model.compile(optimizer, "mse")
+
+    class Delays(keras.callbacks.Callback):  # type: ignore[misc]
+        update, made = 0, 0
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            update = optimizer.rounds
+            self.made = self.made + 1 if update == self.update else 0
+            self.update = update
+            time.sleep(seconds_of(kind, update, hvd.rank(), hvd.size(), passes, self.made))
+
+    def fit(updates: int) -> float:
+        samples = np.zeros((updates * passes * (1 if sync == "full" else hvd.size()), side), "float32")
+        data = {"x": samples, "y": samples, "batch_size": 1}
+        if sync != "full":
+            data = {"x": DynamicShardingDataset(samples, samples, optimizer=optimizer, batch_size=1)}
+        hvd.allreduce(0.0, name="barrier")
+        start = time.perf_counter()
+        model.fit(**data, callbacks=[Delays()], verbose=0)
+        return (time.perf_counter() - start) / updates
+
+    fit(2)
+    return fit(updates)
+
+
+def measure(kinds: list[str], passes: list[int], updates: int, pairs: int, fit: str | None) -> Iterator[dict[str, Any]]:
     """On every rank: by kind of delay and number of passes the ratios of all pairs so far, `full` over `work_sharing`."""
+    hvd = importlib.import_module("horovod_partial.torch" if fit is None else "horovod_partial.keras")
+    seconds = update_seconds if fit is None else update_seconds_of_fit
     ratios: dict[str, dict[str, list[float]]] = {kind: {str(each): [] for each in passes} for kind in kinds}
     for pair in range(pairs):
         for kind in kinds:
@@ -81,8 +121,8 @@ def measure(kinds: list[str], passes: list[int], updates: int, pairs: int) -> It
                 harness.progress(f"pair {pair}, {kind}, {each} passes", pair, pairs)
                 times = {}
                 for sync in sorted(("full", "work_sharing"), reverse=pair % 2 == 1):
-                    own = update_seconds(kind, sync, each, updates)
-                    times[sync] = float(hvd.allreduce(torch.tensor([own]), name="seconds").item())
+                    own = seconds(kind, sync, each, updates)
+                    times[sync] = float(np.mean(hvd.allgather_object(own)))
                 ratios[kind][str(each)].append(times["full"] / times["work_sharing"])
         yield ratios
 
@@ -93,6 +133,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="of delays")
     parser.add_argument("--updates", type=int, default=25, help="of a run")
     parser.add_argument("--pairs", type=int, default=20, help="runs of each policy")
+    parser.add_argument("--fit", choices=("tensorflow", "torch"), help="Keras's backend, to measure its `fit`")
     options = parser.parse_args()
     job = {"ranks": options.ranks, "transport": options.transport}
     load = {
@@ -100,9 +141,11 @@ def main() -> None:
         "passes": options.passes,
         "updates": options.updates,
         "pairs": options.pairs,
+        "fit": options.fit,
     }
+    of_keras = {"framework": options.fit, "environment": {"KERAS_BACKEND": options.fit}} if options.fit else {}
     write = lambda ratios: harness.write_json(options.json, {**job, **load, "ratios": ratios})
-    ratios = harness.launch(measure, **job, **load, on_result=write)
+    ratios = harness.launch(measure, **job, **load, **of_keras, on_result=write)
     harness.print_table(
         f"Time of an update under Full over that under WorkSharing, {options.ranks} ranks over {options.transport}",
         ["delays", *(f"K = {each}" for each in options.passes)],

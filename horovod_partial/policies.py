@@ -230,7 +230,7 @@ class Auto(LateGradients):
 class WorkSharing(_Policy):
     """The micro-batches of an update belong to all ranks, and each free rank takes the next one.
 
-    Only for `hvd.DistributedOptimizer` in PyTorch. An update has `backward_passes_per_step` micro-batches for each
+    Only for `hvd.DistributedOptimizer` in PyTorch and Keras. An update has `backward_passes_per_step` micro-batches for each
     rank, on average. It contains the gradients of all of them, computed with the weights of the update before, same as
     with `hvd.Full()` and this accumulation. No gradient is late, and all ranks have the same model after every update.
     A slow rank makes fewer micro-batches, and the others make more. Scheduling theory calls this work sharing, or
@@ -613,12 +613,12 @@ def resolve(sync: Policy | str | None, default: Policy | str, *, shares_work: bo
     require(isinstance(chosen, Policy), "sync", "a policy such as hvd.Majority(), or its name", chosen)
     if isinstance(chosen, WorkSharing) and not shares_work:
         raise ValueError(
-            f"{chosen!r} is for hvd.DistributedOptimizer in PyTorch: it shares the micro-batches between two updates"
+            f"{chosen!r} is for hvd.DistributedOptimizer in PyTorch and Keras: it shares the micro-batches between two updates"
         )
     return chosen
 
 
-def describe(policy: Policy, size: int) -> str:
+def describe(policy: Policy | SharedUpdates, size: int) -> str:
     """Describe a policy by a text. Ranks compare these texts, so equal policies have equal texts on all ranks."""
     schedule = getattr(policy, "schedule", None)
     if isinstance(schedule, Schedule):  # a function's `repr` has an address, which differs between ranks

@@ -20,7 +20,7 @@ from horovod_partial.exchange import bucket_plan
 from horovod_partial.exchange.arguments import is_average
 from horovod_partial.exchange.family import Family
 from horovod_partial.merging import MergedGradients, MergingPlan
-from horovod_partial.policies import Full, Policy, Quorum
+from horovod_partial.policies import Full, Policy, Quorum, SharedUpdates
 from horovod_partial.runtime import bucket_config, healing
 from horovod_partial.runtime.runtime import Runtime
 from horovod_partial.runtime.tenure import Tenure
@@ -131,6 +131,7 @@ class GradientExchange(ABC):
         owner: the buckets end when this object is gone. None keeps them for any user of the same variables.
         replica_of: returns, for the trained variables, the values that a flush compares with other ranks. None compares
             nothing.
+        factor: what each result is multiplied with.
     """
 
     average: int  # Horovod's number for Average
@@ -140,13 +141,14 @@ class GradientExchange(ABC):
     def __init__(
         self,
         name: str,
-        sync: Policy,
+        sync: Policy | SharedUpdates,
         arguments: dict[str, Any],
         *,
         replays: bool,
         skips_nonfinite: bool = False,
         owner: _attach.Owner | None = None,
         replica_of: Callable[[list[Any]], healing.Replica | None] | None = None,
+        factor: float = 1.0,
     ) -> None:
         self.name = name
         self.replica_of = replica_of
@@ -155,7 +157,7 @@ class GradientExchange(ABC):
         self._merging: MergedGradients | None = arguments["merging"]
         self._full = isinstance(sync, Full) and self._merging is None
         self.unscaled = skips_nonfinite and not isinstance(sync, Full)
-        self._sync = Quorum(1.0) if isinstance(sync, Full) else sync
+        self._sync: Policy | SharedUpdates = Quorum(1.0) if isinstance(sync, Full) else sync
         self._arguments = arguments
         self._local: set[int] = set()  # numbers of variables whose gradients stay on this rank
         predivide = arguments["gradient_predivide_factor"]
@@ -166,7 +168,7 @@ class GradientExchange(ABC):
         self._average = is_average(arguments["op"], self.average, self.total)
         self._options = {
             "prescale_factor": 1.0 / predivide,
-            "postscale_factor": predivide,
+            "postscale_factor": predivide * factor,
             "missed": bucket_config.missed_by(sync, replays=replays and self._merging is None),
             "drop_nonfinite": not skips_nonfinite,
             "agreed": ("a loss scale",) if skips_nonfinite else (),

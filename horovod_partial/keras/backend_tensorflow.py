@@ -18,10 +18,13 @@ from horovod_partial.tensorflow.elastic import run
 from horovod_partial.tensorflow.gradients import GradientExchange
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, native, runtime
 from horovod_partial.tensorflow.variables import broadcast_variables, gather_bytes
+from horovod_partial.tensorflow.work_sharing import SharedGradients, Updater
 
 __all__ = [
     "GradientExchange",
     "KerasState",
+    "SharedGradients",
+    "Updater",
     "Variable",
     "average_",
     "average_numbers",

@@ -17,7 +17,7 @@ from horovod_partial.exchange import elastic, gradients
 from horovod_partial.exchange.models import takes_late
 from horovod_partial.exchange.replicas import check_alike
 from horovod_partial.exchange.rounds import RoundInfo
-from horovod_partial.policies import ModelPolicy, Policy, Quorum
+from horovod_partial.policies import ModelPolicy, Policy, Quorum, SharedUpdates
 from horovod_partial.torch import model_operations, operations
 from horovod_partial.torch.buckets import GradientBucket, kind
 from horovod_partial.torch.elastic import run
@@ -27,10 +27,13 @@ from horovod_partial.torch.model_buckets import ModelBucket
 from horovod_partial.torch.model_operations import signal
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.replicas import gather_bytes
+from horovod_partial.torch.work_sharing import MicroBatchBucket
 
 __all__ = [
     "GradientExchange",
     "KerasState",
+    "SharedGradients",
+    "Updater",
     "Variable",
     "average_",
     "average_numbers",
@@ -121,7 +124,7 @@ class GradientExchange(gradients.GradientExchange):
     __call__ = uncompiled(gradients.GradientExchange.__call__)
     apply_combined = uncompiled(gradients.GradientExchange.apply_combined)
 
-    def __init__(self, name: str, sync: Policy, arguments: dict[str, Any], **options: Any) -> None:
+    def __init__(self, name: str, sync: Policy | SharedUpdates, arguments: dict[str, Any], **options: Any) -> None:
         if arguments["merging"] is not None:
             raise ValueError(
                 "merging cannot be used with Keras on PyTorch: it hands gradients over when backward has made them all, and "
@@ -192,12 +195,12 @@ class GradientExchange(gradients.GradientExchange):
             raise
         return name, step, [handle.handle.info() for handle in handles]
 
-    def _step_of(self, name: str, variables: list[Any]) -> _Step:
+    def _step_of(self, name: str, variables: list[Any], kind_of_bucket: type[GradientBucket] = GradientBucket) -> _Step:
         if name not in self._steps:
             parameters = [native(variable) for variable in variables]
             sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
             buckets = [
-                GradientBucket(
+                kind_of_bucket(
                     f"{name}.{index}",
                     [parameters[i] for i in planned],
                     self._arguments["compression"],
@@ -236,6 +239,91 @@ class GradientExchange(gradients.GradientExchange):
             results = zip(step.parameters, step.variables, step.results(), strict=True)
             missed += [(variable, result) for parameter, variable, result in results if parameter in filled]
         return missed
+
+
+class SharedGradients(GradientExchange):
+    """The sum of the gradients of the micro-batches that this rank makes under `hvd.WorkSharing`."""
+
+    def prepare(self, variables: list[Any]) -> None:
+        """Make the buckets of these variables."""
+        name = self._step_name(variables, [native(variable).dtype for variable in variables])
+        self._step = self._step_of(name, variables, MicroBatchBucket)
+        self.family = self._step.family
+        self._sums: list[Any] = self.family.buckets  # each is a MicroBatchBucket
+
+    def _policy_of(self, bucket: GradientBucket) -> dict[str, Any]:
+        assert isinstance(self._sync, SharedUpdates)
+        return {"sync": SharedUpdates(self._sync.passes, grants=bucket is self._sums[0])}
+
+    def declare(self) -> None:
+        """Declare the buckets. The first one keeps the grants of micro-batches."""
+        for bucket in self._sums:
+            config = self.family.config(
+                bucket.flat, bucket.wire_dtype, members=bucket.members, **self._policy_of(bucket)
+            )
+            runtime.declare(self.process_set.process_set_id, bucket.name, config)
+
+    def dense(self, gradients: Sequence[Any]) -> list[torch.Tensor]:
+        """Return the gradients as dense tensors; None counts as zeros."""
+        pairs = zip(gradients, self._step.parameters, strict=True)
+        return [torch.zeros_like(each) if gradient is None else self._dense(gradient) for gradient, each in pairs]
+
+    def add(self, gradients: Sequence[torch.Tensor], *, arrives: bool) -> None:
+        """Add the gradients of a micro-batch, and arrive with the sum. The bucket that keeps the grants comes last."""
+        by_parameter = dict(zip(self._step.parameters, gradients, strict=True))
+        for bucket in reversed(self._sums):
+            for parameter in bucket.parameters:
+                bucket.add(parameter, by_parameter[parameter], 1.0)
+            if arrives:
+                self.family.arrive(bucket, **self._policy_of(bucket))
+            else:
+                bucket.made += 1
+            bucket.reset()
+
+    def take(self) -> bool:
+        """Take the oldest update that this rank has not taken. Returns False if it has no gradient."""
+        return self.family.take_round() > 0
+
+    def results(self, *, alone: bool) -> list[torch.Tensor]:
+        """Return the gradients of the update that was taken; alone, those of this rank. They are valid until `add`."""
+        for bucket in self._sums:
+            bucket.begin_update()
+        factor = self._options["prescale_factor"] * self._options["postscale_factor"] if alone else 1.0
+        return [result * factor if factor != 1.0 else result for result in self._step.results()]
+
+
+class Updater:
+    """Applies updates under `hvd.WorkSharing`.
+
+    Args:
+        take: returns the gradients of the next update, or None if it has none.
+        must_apply: returns whether there is another update to apply.
+        variables: the variables.
+        apply: applies the gradients of an update.
+    """
+
+    def __init__(
+        self,
+        take: Callable[[], list[Any] | None],
+        must_apply: Callable[[], bool],
+        variables: Sequence[Any],
+        apply: Callable[[list[Any]], None],
+    ) -> None:
+        self._take = take
+        self._must_apply = must_apply
+        self._apply = apply
+
+    def train(self, must_apply: bool) -> None:
+        """Apply updates until there is none left, at the end of a step; first asks whether there is one."""
+        while must_apply:
+            results = self._take()
+            if results is not None:
+                self._apply(results)
+            must_apply = self._must_apply()
+
+    def flush(self) -> None:
+        """Apply updates until there is none left, between two steps."""
+        self.train(self._must_apply())
 
 
 def average_(

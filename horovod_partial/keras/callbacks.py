@@ -20,6 +20,11 @@ from horovod_partial.policies import Quorum
 from horovod_partial.runtime.round_stats import Progress
 
 
+def shares_work(optimizer: Any) -> bool:
+    """Return whether an optimizer is ours and under `hvd.WorkSharing`."""
+    return getattr(getattr(optimizer, "_horovod", None), "shares_work", False)
+
+
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Broadcast one rank's weights and optimizer state to all ranks, at the beginning of training.
 
@@ -52,6 +57,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         optimizer = self.model.optimizer
         if not self.model.built:
+            if shares_work(optimizer):
+                raise RuntimeError(
+                    "build the model before fit, for example with model.build(shape): under hvd.WorkSharing() ranks cannot get "
+                    "equal weights after the first batch, because its gradients are on their way then"
+                )
             return
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
@@ -74,7 +84,8 @@ class MetricAverageCallback(keras.callbacks.Callback):
     """Average the metrics of an epoch over all ranks.
 
     Put it before callbacks that use metrics, such as `ReduceLROnPlateau` and `TensorBoard`. All ranks must have the same
-    metrics.
+    metrics. Under `hvd.WorkSharing` the metrics of training count by the rank's number of micro-batches in the epoch,
+    which may be 0. Metrics of validation (`val_...`) count equally.
 
     Args:
         device: same as in Horovod; refused on PyTorch.
@@ -85,10 +96,34 @@ class MetricAverageCallback(keras.callbacks.Callback):
         check_kinds({"device": device})
         backend.check_devices(device=device)
         self.device = device
+        self._batches = 0  # in this epoch
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._batches = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._batches += 1
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if not logs:
-            return
+        if logs is not None and shares_work(self.model.optimizer):
+            logs.update(self._of_shared_work(logs))
+        elif logs:
+            self._average(logs)
+
+    def _of_shared_work(self, logs: dict[str, Any]) -> dict[str, float]:
+        self.model.optimizer.flush()
+        own = self._batches, {name: float(value) for name, value in logs.items()}
+        weighted: dict[str, list[tuple[float, float]]] = {}
+        for batches, values in backend.horovod.allgather_object(own, name="MetricAverageCallback"):
+            for name, value in values.items():
+                weighted.setdefault(name, []).append((1.0 if name.startswith("val_") else batches, value))
+        return {
+            name: sum(weight * value for weight, value in pairs if weight) / sum(weight for weight, _ in pairs)
+            for name, pairs in weighted.items()
+            if any(weight for weight, _ in pairs)
+        }
+
+    def _average(self, logs: dict[str, Any]) -> None:
         flush = getattr(self.model.optimizer, "flush", None)
         if flush is not None:  # all ranks wait here anyway, and a flush takes rounds meanwhile
             flush()

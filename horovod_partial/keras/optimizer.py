@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
@@ -27,8 +28,9 @@ from horovod_partial.keras.backend import backend
 from horovod_partial.keras.models import ModelExchange
 from horovod_partial.keras.replica import replica_of
 from horovod_partial.keras.steps import Rates, follow_steps, inner
+from horovod_partial.keras.work_sharing import WorkSharingExchange
 from horovod_partial.merging import MergedGradients, MergingPlan
-from horovod_partial.policies import Full, LateGradients, ModelPolicy, Policy
+from horovod_partial.policies import Full, LateGradients, ModelPolicy, Policy, SharedUpdates, WorkSharing
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.settings import settings
 
@@ -142,6 +144,17 @@ class _Methods:
         """
         return self._horovod.is_flushed(self)
 
+    def finalize_variable_values(self, var_list: Any) -> None:
+        self._horovod.leave()  # `fit` calls this at its end, also where it was stopped within an epoch
+        self._base.finalize_variable_values(self, var_list)
+
+    def get_config(self) -> dict[str, Any]:
+        config: dict[str, Any] = self._base.get_config(self)
+        if self._horovod.shares_work and self._horovod.averages and self._horovod.passes > 1:
+            own = config["inner_optimizer"]["config"] if "inner_optimizer" in config else config
+            own["gradient_accumulation_steps"] = self._horovod.passes
+        return config
+
     def save_own_variables(self, store: Any) -> None:
         """Save the optimizer's variables. Warns once if `flushed()` is False, because ranks may differ then."""
         self._horovod.before_saving(self)
@@ -180,15 +193,19 @@ class _State:
     """What a wrapped optimizer needs besides the user's optimizer: its exchange, its policy and its progress."""
 
     def __init__(
-        self, name: str, policy: Policy, arguments: dict[str, Any], averages: bool, rates: Rates | None
+        self, name: str, policy: Policy, arguments: dict[str, Any], passes: int, averages: bool, rates: Rates | None
     ) -> None:
+        self.process_set: ProcessSet = arguments["process_set"]
+        self.passes = passes  # micro-batches in an update for each rank, under WorkSharing
+        self.end = math.inf  # under WorkSharing: after this many updates no micro-batch begins
+        self._epochs = Tenure(backend.runtime)  # the generation of Horovod to which `end` belongs
         self.rates = rates  # the learning rates of rounds; None if missed rounds are not replayed
         self._name = name
         self._policy = policy
         self._arguments = arguments
-        self._averages = averages  # whether gradients of several passes are averaged; otherwise they are summed
+        self.averages = averages  # whether gradients of several passes are averaged; otherwise they are summed
         self._local: list[Any] = []
-        self._made: GradientExchange | ModelExchange | None = None
+        self._made: GradientExchange | ModelExchange | WorkSharingExchange | None = None
         self._tenure = Tenure(backend.runtime)  # the generation of Horovod in which `_made` was made
         self._progress: _Progress | None = None  # the optimizer's numbers of steps; None before the first step
         self._has_warned = False
@@ -208,7 +225,7 @@ class _State:
         if isinstance(self._made, GradientExchange):
             self._made.register_local(variable)
 
-    def _current(self) -> GradientExchange | ModelExchange | None:
+    def _current(self) -> GradientExchange | ModelExchange | WorkSharingExchange | None:
         """The object that exchanges gradients or models; None before the first step of this generation."""
         return self._made if self._tenure.is_current else None
 
@@ -219,6 +236,7 @@ class _State:
         It is made in the first step of a generation, because its name depends on the variables.
         """
         made = self._current()
+        assert not isinstance(made, WorkSharingExchange)
         if made is None:
             follow_steps(optimizer)  # once more: a MultiOptimizer may have made further optimizers after it was wrapped
             process_set = self._arguments["process_set"]
@@ -242,13 +260,8 @@ class _State:
                 )
                 if self._has_rounds and exchange.replays:
                     backend.runtime.meet(process_set)
-                if self._has_rounds and not self._progress_of(optimizer).follows(optimizer._trainable_variables):
-                    warnings.warn(
-                        "an optimizer begins to train what another one has trained, and the other one was not flushed: its late "
-                        "gradients and missed results are lost, and replicas part. Call flush() of the old optimizer on every "
-                        "rank, before the first step of the new one",
-                        stacklevel=2,
-                    )
+                if self._has_rounds:
+                    self._follow(optimizer)
                 for variable in self._local:
                     exchange.register_local(variable)
                 made = exchange
@@ -256,11 +269,85 @@ class _State:
             self._tenure.enter()
         return made
 
+    def _follow(self, optimizer: Any) -> None:
+        if not self._progress_of(optimizer).follows(optimizer._trainable_variables):
+            warnings.warn(
+                "an optimizer begins to train what another one has trained that was not flushed: what that has pending or has "
+                "missed is lost, and replicas part. Call flush() of the one before on every rank, before the first step of the "
+                "new one",
+                stacklevel=2,
+            )
+
+    @property
+    def shares_work(self) -> bool:
+        return isinstance(self._policy, WorkSharing)
+
+    @property
+    def sharing(self) -> WorkSharingExchange | None:
+        """The exchange under `hvd.WorkSharing`; None before the first step of this generation."""
+        made = self._current()
+        return made if isinstance(made, WorkSharingExchange) else None
+
+    def begin_epoch(self, optimizer: Any, updates: int) -> int:
+        """Let no micro-batch begin after this many further updates. Returns `rounds` before the first of them.
+
+        Epochs follow each other without a gap. A rank that is behind in its updates gets the same number as the others.
+
+        Raises:
+            RuntimeError: the epoch before has updates left.
+        """
+        is_first = self._epochs.enter() or math.isinf(self.end)
+        if not is_first and self.rounds(optimizer) < self.end:
+            raise RuntimeError(
+                "an epoch of another dataset was left early: finish it before this one begins, or flush and wrap a new optimizer"
+            )
+        first = self.rounds(optimizer) if is_first else int(self.end)
+        self.end = first + updates
+        if self.sharing is not None:
+            self.sharing.end = self.end
+        return first
+
+    @backend.uncompiled  # type: ignore[untyped-decorator]
+    def _share(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
+        exchange = self.sharing
+        scales = _scales_loss(optimizer)
+        if exchange is None:
+            if self._local:
+                raise ValueError(
+                    f"local variables cannot be used with {self._policy!r}: each rank would train its own part"
+                )
+            trained = [backend.number_of(variable, self.process_set) for variable in variables]
+            shared = backend.SharedGradients(
+                _names.new(self._name, f"{self.process_set.ranks} {type(optimizer).__name__} {trained}"),
+                SharedUpdates(self.passes, grants=False),
+                self._arguments,
+                replays=True,
+                skips_nonfinite=scales,
+                owner=_attach.Owner(),
+                factor=1.0 / self.passes if self.averages else 1.0,
+            )
+            follow_steps(optimizer)  # a MultiOptimizer may have got further optimizers since
+            self._follow(optimizer)
+            if self._has_rounds and self.process_set.included():
+                backend.runtime.meet(self.process_set)  # flushes compare the replicas
+            self._made = exchange = WorkSharingExchange(
+                shared, variables, self.passes, _applying(optimizer, scales), replica_of(optimizer)
+            )
+            exchange.end = self.end
+            self._tenure.enter()
+        if scales:
+            scale = optimizer.dynamic_scale
+            gradients = [None if gradient is None else gradient / scale for gradient in gradients]
+        exchange.share(gradients, variables)
+
     def apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> Any:
+        if self.shares_work:
+            self._share(optimizer, gradients, variables)
+            return None
         exchange = self._exchange(optimizer)
         if isinstance(exchange, ModelExchange):
             passes = inner(optimizer).gradient_accumulation_steps
-            if passes and not self._averages:  # Keras averages over the passes
+            if passes and not self.averages:  # Keras averages over the passes
                 gradients = [None if gradient is None else gradient * passes for gradient in gradients]
             result = optimizer._base.apply(optimizer, gradients, variables)
             if not passes:
@@ -288,11 +375,20 @@ class _State:
         exchange = self._exchange(optimizer)
         assert isinstance(exchange, GradientExchange)
         passes = optimizer.gradient_accumulation_steps
-        if not self._averages:
+        if not self.averages:
             gradients = [None if gradient is None else gradient * passes for gradient in gradients]
         exchange.apply_combined(gradients, variables, _updating(optimizer))
         # `apply_combined` has counted the passes of this update for each round. Keras counts them by itself, too.
         optimizer._iterations.assign_sub(passes)
+
+    def end_epoch(self, optimizer: Any) -> None:
+        """Note that all updates of an epoch have been applied, so that another optimizer may follow."""
+        self._progress_of(optimizer).flushed()
+
+    def leave(self) -> None:
+        """Let other ranks make the micro-batch that has begun here, at the end of `fit`."""
+        if self.sharing is not None:
+            self.sharing.give_back()
 
     def before_round(self, optimizer: Any) -> None:
         if self.rates is not None:
@@ -303,6 +399,8 @@ class _State:
             optimizer._horovod_steps.update_state(iterations, steps)
 
     def rounds(self, optimizer: Any) -> int:
+        if self.shares_work:
+            return 0 if self.sharing is None else self.sharing.rounds
         if not self._has_rounds:
             return int(optimizer.iterations)
         made = self._current()
@@ -317,6 +415,8 @@ class _State:
         made = self._current()
         if made is None or self._progress_of(optimizer).is_flushed():
             return True
+        if isinstance(made, WorkSharingExchange):
+            return True  # between two steps a rank's model is always that of its newest update
         return made.is_settled if isinstance(made, GradientExchange) else not made.is_needed
 
     def before_saving(self, optimizer: Any) -> None:
@@ -340,6 +440,9 @@ class _State:
             return
         if isinstance(made, ModelExchange):
             made.flush_optimizer(optimizer)
+            return
+        if isinstance(made, WorkSharingExchange):
+            made.flush()
             return
         missed = made.flush()
         if missed:
@@ -468,7 +571,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     Raises:
         ValueError: an argument is wrong, or does not suit the policy.
     """
-    policy = policies.resolve(sync, settings().sync)
+    policy = policies.resolve(sync, settings().sync, shares_work=True)
     if getattr(optimizer, "is_horovod_partial", False):
         raise ValueError("optimizer is a DistributedOptimizer already; wrap the optimizer itself, and wrap it once")
     require(isinstance(optimizer, keras.optimizers.Optimizer), "optimizer", "one of Keras 3", optimizer)
@@ -512,11 +615,19 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if keras.config.dtype_policy().name == "mixed_float16" and not _scales_loss(optimizer):
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     prefix = name or f"Distributed{type(optimizer).__name__}"
+    shares = isinstance(policy, WorkSharing)
+    if shares and merging is not None:
+        raise ValueError("merging cannot be used with hvd.WorkSharing()")
     if isinstance(policy, ModelPolicy):
         ModelExchange(policy, arguments)  # made only for its checks: wrong arguments raise errors before the first step
     else:
-        backend.GradientExchange(prefix, policy, arguments, replays=True)
-    _accumulate(optimizer, backward_passes_per_step)  # this changes the user's optimizer, so all checks come before
+        backend.GradientExchange(prefix, SharedUpdates(1, grants=False) if shares else policy, arguments, replays=True)
+    passes = _passes_of(optimizer, backward_passes_per_step) if shares else backward_passes_per_step
+    if shares:
+        repeated["backward_passes_per_step"] = passes
+        repeated["average_aggregated_gradients"] = average_aggregated_gradients or backward_passes_per_step == 1
+    else:
+        _accumulate(optimizer, backward_passes_per_step)  # this changes the user's optimizer, so all checks come before
     follow_steps(optimizer)
     base = type(optimizer)
     # All wrappers of one optimizer share its `__dict__`. A slot belongs to one wrapper only.
@@ -525,9 +636,19 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     object.__setattr__(wrapped, "__dict__", optimizer.__dict__)
     # With one backward pass for each step, Keras itself may accumulate gradients; it averages them.
     averages = average_aggregated_gradients or backward_passes_per_step == 1
-    rates = Rates() if replays else None
-    object.__setattr__(wrapped, "_horovod", _State(prefix, policy, arguments, averages, rates))
+    rates = Rates() if replays or shares else None
+    object.__setattr__(wrapped, "_horovod", _State(prefix, policy, arguments, passes, averages, rates))
     return wrapped
+
+
+def _passes_of(optimizer: Any, passes: int) -> int:
+    """Return the number of micro-batches in an update, and let Keras not accumulate: an update is one step for it."""
+    accumulating = inner(optimizer)
+    steps = accumulating.gradient_accumulation_steps
+    if passes > 1 and steps not in (None, passes):
+        raise ValueError("give backward_passes_per_step or gradient_accumulation_steps, not both")
+    accumulating.gradient_accumulation_steps = None
+    return int(steps or passes)
 
 
 def _accumulate(optimizer: Any, passes: int) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod_partial import _core, policies
-from horovod_partial.policies import FOR_EVER, LateGradients, ModelPolicy, Policy, Quorum, Solo
+from horovod_partial.policies import FOR_EVER, LateGradients, ModelPolicy, Policy, Quorum, SharedUpdates, Solo
 
 
 def arguments(
     *,
-    sync: Policy,
+    sync: Policy | SharedUpdates,
     size: int | None,
     average: bool,
     is_integer: bool = False,
@@ -80,7 +80,7 @@ def member(name: str, shape: Sequence[int]) -> str:
     return f"{name} ({', '.join(map(str, shape))})"
 
 
-def missed_by(policy: Policy, *, replays: bool) -> str:
+def missed_by(policy: Policy | SharedUpdates, *, replays: bool) -> str:
     """Return what becomes of the results that a rank has missed, in the core's words: `latest`, `replay` or `sum`.
 
     Args:

@@ -16,7 +16,7 @@ from horovod_partial.exchange.arguments import warn_of_float32
 from horovod_partial.exchange.family import Family
 from horovod_partial.merging import MergedGradients, MergingPlan
 from horovod_partial.merging.planner import Gradient
-from horovod_partial.policies import Policy
+from horovod_partial.policies import Policy, SharedUpdates
 from horovod_partial.tensorflow.buckets import (
     Arrived,
     Member,
@@ -41,7 +41,7 @@ class GradientExchange(gradients.GradientExchange):
 
     average, total, runtime = Average, Sum, runtime
 
-    def __init__(self, name: str, sync: Policy, arguments: dict[str, Any], **options: Any) -> None:
+    def __init__(self, name: str, sync: Policy | SharedUpdates, arguments: dict[str, Any], **options: Any) -> None:
         super().__init__(name, sync, arguments, **options)
         # For each bucket, its variables and their gradients. Empty with merging.
         self._buckets: dict[str, list[tuple[Any, Member]]] = {}

@@ -3,74 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import struct
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence, Sized
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from horovod.common.process_sets import ProcessSet, global_process_set
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from horovod_partial.checks import is_int, require, require_count
+from horovod_partial.checks import is_int, require
 from horovod_partial.exchange.arguments import check_sampler
+from horovod_partial.exchange.sharding import Place, Plan, Shards
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.work_sharing import WorkSharingExchange
-
-
-class _Place(NamedTuple):
-    """A place in the data: an epoch, the number of its updates so far, and the number of samples used by these."""
-
-    epoch: int
-    update: int = 0
-    samples: int = 0
-
-
-class _Plan:
-    """Says which samples each micro-batch has, from a place in the data to the end of the epoch.
-
-    Attributes:
-        place: the place in the data where the plan begins.
-        size: the number of ranks for which the plan was made.
-        updates: how many updates the plan has until the epoch ends.
-        own: the numbers of this rank's micro-batches in each update.
-    """
-
-    def __init__(self, sampler: DynamicShardingSampler, place: _Place, size: int) -> None:
-        self.place = place
-        self.size = size
-        self._batch_size = sampler.batch_size
-        self._passes = sampler.backward_passes_per_step
-        self._samples = sampler.batch_size * self._passes * size  # number of samples in an update
-        left = max(0, sampler.samples - place.samples)
-        self.updates = left // self._samples if sampler.drop_last else math.ceil(left / self._samples)
-        first = self._passes * sampler.process_set.rank()
-        self.own = range(first, first + self._passes)
-        if sampler.shuffle:
-            generator = torch.Generator().manual_seed(sampler.seed + place.epoch)
-            self._order = torch.randperm(sampler.samples, generator=generator, device="cpu")
-        else:
-            self._order = torch.arange(sampler.samples, device="cpu")
-
-    def after(self, updates: int) -> _Place:
-        """Return the place in the data after this many updates of the plan."""
-        epoch, update, samples = self.place
-        return _Place(epoch, update + updates, samples + updates * self._samples)
-
-    def indices(self, update: int, number: int) -> list[int]:
-        """Return the indices of the samples of micro-batch `number` in an update of this epoch."""
-        number_of_update = update - self.place.update
-        if not (0 <= number_of_update < self.updates and 0 <= number < self._passes * self.size):
-            raise IndexError(f"this epoch has no micro-batch {number} of update {update} now")
-        rank, index = divmod(number, self._passes)
-        first = self.after(number_of_update).samples
-        positions = (torch.arange(self._batch_size, device="cpu") + index * self._batch_size) * self.size + rank + first
-        indices: list[int] = self._order[positions % len(self._order)].tolist()
-        return indices
 
 
 class DynamicShardingSampler(Sampler[list[int]]):
@@ -123,10 +72,9 @@ class DynamicShardingSampler(Sampler[list[int]]):
         fits = is_int(dataset) or isinstance(dataset, Sized)
         require(fits, "dataset", "a dataset with a length, or its number of samples", dataset)
         samples = len(dataset) if isinstance(dataset, Sized) else int(dataset)
-        require(samples >= 1, "dataset", "of 1 sample or more", samples)
         check_sampler(batch_size, shuffle, drop_last, process_set)
-        require_count("backward_passes_per_step", backward_passes_per_step, 1)
-        require(is_int(seed), "seed", "an int", seed)
+        self._shards = Shards(int(samples), batch_size, backward_passes_per_step, drop_last, self._order)
+        self._shards.check(seed, runtime.size_of(process_set))
         self.samples = int(samples)
         self.batch_size = batch_size
         self.backward_passes_per_step = backward_passes_per_step
@@ -135,28 +83,31 @@ class DynamicShardingSampler(Sampler[list[int]]):
         self.drop_last = drop_last
         self.process_set = process_set
         self._next_epoch = 0
-        self._place = _Place(0)  # where the next loop begins; only used while `_pass` is None
-        self._cached: _Plan | None = None
+        self._place = Place(0)  # where the next loop begins; only used while `_pass` is None
+        self._cached: Plan | None = None
         self._pass: _Pass | None = None  # the pass from which a loop took its batches last
-        # The micro-batches whose samples the last iteration has yielded, as (update, number).
-        self._handed_out: deque[tuple[int, int]] = deque()
-        if self._plan.updates == 0:
-            raise ValueError(
-                f"an update has {batch_size * backward_passes_per_step * self._plan.size} samples, and the dataset only "
-                f"{samples}: with drop_last=True nothing is left of it"
-            )
+        self._handed_out: deque[tuple[int, int]] = deque()  # (update, number) of what the last iteration has yielded
+
+    def _order(self, epoch: int) -> Any:
+        if not self.shuffle:
+            return torch.arange(self.samples, device="cpu").numpy()
+        generator = torch.Generator().manual_seed(self.seed + epoch)
+        return torch.randperm(self.samples, generator=generator, device="cpu").numpy()
 
     @property
-    def _plan(self) -> _Plan:
+    def _plan(self) -> Plan:
         return self._plan_from(self._place) if self._pass is None else self._pass.plan
 
-    def _plan_from(self, place: _Place) -> _Plan:
+    def _plan_from(self, place: Place) -> Plan:
         size = runtime.size_of(self.process_set)
         if self._cached is None or (self._cached.place, self._cached.size) != (place, size):
-            self._cached = _Plan(self, place, size)
+            self._cached = self._make_plan(place)
         return self._cached
 
-    def _now(self) -> _Place:
+    def _make_plan(self, place: Place) -> Plan:
+        return Plan(self._shards, place, self.process_set.rank(), runtime.size_of(self.process_set))
+
+    def _now(self) -> Place:
         return self._place if self._pass is None else self._pass.place
 
     @property
@@ -176,7 +127,7 @@ class DynamicShardingSampler(Sampler[list[int]]):
         self._next_epoch = epoch
         is_over = self._pass is None or self._pass.is_over
         if is_over and epoch != self.epoch:
-            self._place, self._pass = _Place(epoch), None
+            self._place, self._pass = Place(epoch), None
 
     def indices(self, update: int, number: int) -> list[int]:
         """Return the indices of the samples of a micro-batch of this epoch.
@@ -205,7 +156,7 @@ class DynamicShardingSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         """Return how many micro-batches a rank has, on average, in the loop that is under way, or else in the next one."""
         has_ended = self._pass is not None and not self._pass.is_under_way
-        plan = self._plan_from(_Place(self._next_epoch)) if has_ended else self._plan
+        plan = self._plan_from(Place(self._next_epoch)) if has_ended else self._plan
         return self.backward_passes_per_step * plan.updates
 
     def state_dict(self) -> dict[str, int]:
@@ -219,13 +170,13 @@ class DynamicShardingSampler(Sampler[list[int]]):
             RuntimeError: an epoch is under way, and other ranks may be making its micro-batches.
             ValueError: this is not a state of a `DynamicShardingSampler`.
         """
-        fits = isinstance(state_dict, dict) and all(is_int(state_dict.get(name)) for name in _Place._fields)
+        fits = isinstance(state_dict, dict) and all(is_int(state_dict.get(name)) for name in Place._fields)
         require(fits, "state_dict", "one of a DynamicShardingSampler", state_dict)
         if self._pass is not None and self._pass.is_under_way and not runtime.failed:
             raise RuntimeError(
                 "an epoch is under way with this sampler: load a state before the first loop, or after its end"
             )
-        self._place, self._pass = _Place(**{name: state_dict[name] for name in _Place._fields}), None
+        self._place, self._pass = Place(**{name: state_dict[name] for name in Place._fields}), None
         self._next_epoch = self._place.epoch
 
 
@@ -242,10 +193,10 @@ class _Pass:
 
     def __init__(self, loader: DataLoader[Any], optimizer: Any, first: int) -> None:
         sampler: Any = loader.batch_sampler
-        place = sampler._place if sampler._pass is None else _Place(sampler._next_epoch)
+        place = sampler._place if sampler._pass is None else Place(sampler._next_epoch)
         self.loader = loader
         self.sampler = sampler
-        self.plan = _Plan(sampler, place, runtime.size_of(sampler.process_set))
+        self.plan: Plan = sampler._make_plan(place)
         self.first = first
         self.end = first + self.plan.updates
         self._optimizer = weakref.ref(optimizer)
@@ -273,7 +224,7 @@ class _Pass:
         return self._tenure.is_current and self._optimizer() is not None and not self.is_over
 
     @property
-    def place(self) -> _Place:
+    def place(self) -> Place:
         return self.plan.after(self.made)
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from horovod_partial.exchange.work_sharing import MicroBatchSharer
 from horovod_partial.policies import SharedUpdates
-from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.torch.buckets import GradientBucket
 from horovod_partial.torch.gradient_exchange import GradientExchange
 from horovod_partial.torch.operations import PartialHandle, runtime
@@ -30,12 +29,12 @@ class MicroBatchBucket(GradientBucket):
         if self.wire_dtype != self.flat.dtype:
             self.wire = torch.empty_like(self.flat, dtype=self.wire_dtype)
 
-    def add(self, parameter: torch.nn.Parameter, scale: float) -> bool:
-        """Add a parameter's `grad`, divided by `scale`, to the bucket's sum. None counts as zeros.
+    def add(self, parameter: torch.nn.Parameter, gradient: torch.Tensor | None, scale: float) -> bool:
+        """Add a parameter's gradient, divided by `scale`, to the bucket's sum. None counts as zeros.
 
         Returns whether the bucket has all gradients of this micro-batch now.
         """
-        gradient, view = parameter.grad, self.views[parameter]
+        view = self.views[parameter]
         if view.is_cuda:
             self._streams.add(torch.cuda.current_stream(view.device))
         if self.made == 0:
@@ -45,7 +44,6 @@ class MicroBatchBucket(GradientBucket):
         elif gradient is not None:
             dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
             view.add_(dense, alpha=1.0 / scale)
-        parameter.grad = view
         self.missing.discard(parameter)
         return not self.missing
 
@@ -75,7 +73,7 @@ def _into(wire: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
     return wire
 
 
-class WorkSharingExchange(GradientExchange):
+class WorkSharingExchange(MicroBatchSharer, GradientExchange):
     """Combines an optimizer's gradients under `hvd.WorkSharing`: each backward pass with its step is a micro-batch.
 
     Gradient hooks run in autograd's threads, and everything else in the application's, never at the same time.
@@ -85,24 +83,20 @@ class WorkSharingExchange(GradientExchange):
     """
 
     bucket_class = MicroBatchBucket
-    shares_work = True
-    synchronized = property(lambda _: True, lambda *_: None)  # always True: `synchronize` has nothing to wait for
+    synchronized = property(lambda _: True, lambda *_: None)  # backward and step have no wait between them
     buckets: list[MicroBatchBucket]  # type: ignore[assignment]
     _bucket_of: dict[torch.nn.Parameter, MicroBatchBucket]  # type: ignore[assignment]
-    # A reference to the one exchange of the process that gets micro-batches now.
-    _active: Callable[[], WorkSharingExchange | None] = staticmethod(lambda: None)
+    _runtime = runtime
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, backward_passes_per_step: int, **arguments: Any) -> None:
         self.updated = 0
         self._applied = 0  # how many updates have been applied
         self._told = 0  # how many updates had been applied at the end of the last step
-        self._updates = 0
         self.begins_in_step = True  # False if a DynamicShardingLoader begins the first micro-batch of each update
-        self._number: int | None = None  # the number of the begun micro-batch within its update; None if none has begun
-        self._micro_batches = 0  # if this rank is alone, how many micro-batches it has made in the open update
         self._passes_in_update = backward_passes_per_step
         arguments["bucket_options"] |= self._policy(grants=False)
-        super().__init__(optimizer, backward_passes_per_step=backward_passes_per_step, **arguments)
+        MicroBatchSharer.__init__(self)
+        GradientExchange.__init__(self, optimizer, backward_passes_per_step=backward_passes_per_step, **arguments)
         self._is_alone = not self._hooks
         if self._is_alone and self.process_set.included():
             self._register_hooks()
@@ -134,24 +128,6 @@ class WorkSharingExchange(GradientExchange):
     def _policy_of(self, bucket: GradientBucket) -> dict[str, Any]:
         return self._policy(grants=bucket is self.buckets[0])
 
-    def _become_active(self) -> None:
-        """Let this optimizer be the one of the process that gets micro-batches.
-
-        Raises:
-            ValueError: another optimizer has taken over from this one before.
-        """
-        active = WorkSharingExchange._active()
-        if active is self:
-            return
-        if active is not None and self._tenure.is_current:
-            raise ValueError(
-                "two optimizers cannot share work in turns: other ranks might make an update of one while this rank uses the other, "
-                "and this rank's weights would be old. Pass the parameters of both to one optimizer, or use another policy"
-            )
-        if active is not None:
-            active.leave()
-        WorkSharingExchange._active = weakref.ref(self)
-
     def _gradient_is_there(self, parameter: torch.nn.Parameter) -> None:
         self._enter()
         if self._number is None:
@@ -167,26 +143,23 @@ class WorkSharingExchange(GradientExchange):
             raise ValueError("buckets cannot hold sparse gradients; pass sparse_as_dense=True, or use Full()")
         if not self.is_under_way and self.unscales and self._grad_scaler is not None:
             self._scale = self._grad_scaler.get_scale()
-        if bucket.add(parameter, self._scale):
+        self._add(bucket, parameter)
+
+    def _add(self, bucket: MicroBatchBucket, parameter: torch.nn.Parameter) -> None:
+        is_complete = bucket.add(parameter, parameter.grad, self._scale)
+        parameter.grad = bucket.views[parameter]
+        if is_complete:
             self._arrive(bucket)
 
     def _begin_in_backward(self) -> None:
         """Begin a micro-batch after its forward pass, if no update has changed the weights in the meantime."""
         if not self.begins_in_step:
             raise RuntimeError(_NOT_BEGUN)
-        if self._is_alone:
-            self._number = self._micro_batches
-        elif not self._note(runtime.next_micro_batch(self, begins=True, waits=False)):
+        if not self._begin(waits=False):
             raise RuntimeError(
                 "no micro-batch has begun here, and an update may have been made since the forward pass. step() begins the next "
                 "one; where a step or a flush was interrupted, call optimizer.begin_micro_batch() before the next forward pass"
             )
-
-    def _note(self, begun: tuple[int, int] | None) -> bool:
-        """Note the numbers of a micro-batch that has begun. Returns False if `begun` is None."""
-        if begun is not None:
-            self._number, self._updates = begun
-        return begun is not None
 
     def _arrive(self, bucket: MicroBatchBucket) -> None:  # type: ignore[override]
         if self._is_alone:
@@ -204,20 +177,9 @@ class WorkSharingExchange(GradientExchange):
         return self.rounds, number
 
     def begin_before(self, rounds: float) -> int | None:
-        """Begin a micro-batch, unless one has begun. Returns its number, or None if `rounds` updates have been applied."""
         self._enter()
         self.thread = threading.get_ident()
-        while self._number is None and self.rounds < rounds:
-            if self._is_alone:
-                self._number = self._micro_batches
-            elif not self._note(runtime.next_micro_batch(self, begins=True)):
-                self._apply_all(self.wrapped())
-        return self._number if self.rounds < rounds else None
-
-    @property
-    def begun(self) -> int | None:
-        """The number of the micro-batch that has begun here and has had no step yet; None if there is none."""
-        return self._number
+        return super().begin_before(rounds)
 
     def require_begun(self) -> int:
         """Begin a micro-batch, unless one has begun. Returns its number within the update.
@@ -263,8 +225,7 @@ class WorkSharingExchange(GradientExchange):
         self.require_begun()
         for bucket in reversed(self.buckets):  # the first bucket, which carries the grants, arrives last
             for parameter in list(bucket.missing):
-                if bucket.add(parameter, self._scale):
-                    self._arrive(bucket)
+                self._add(bucket, parameter)
         same = all(bucket.is_unchanged for bucket in self.buckets)
         for bucket in self.buckets:
             bucket.reset()
@@ -291,6 +252,16 @@ class WorkSharingExchange(GradientExchange):
         if self._introduction is not None:
             self._introduction.tell()
 
+    @property
+    def _keeper(self) -> str:
+        return self.buckets[0].name
+
+    def _next_micro_batch(self, *, waits: bool) -> tuple[int, int] | None:
+        return runtime.next_micro_batch(self, begins=True, waits=waits)
+
+    def _apply_updates(self) -> None:
+        self._apply_all(self.wrapped())
+
     def _take_round(self) -> bool:
         taken = super()._take_round()
         if taken:
@@ -315,33 +286,14 @@ class WorkSharingExchange(GradientExchange):
             for parameter in self._bucket_of:
                 parameter.grad = None
 
-    def leave(self) -> None:
-        if self.is_under_way or self._is_applying:
-            raise AssertionError(
-                "a flush, a join or the end came after loss.backward() but before optimizer.step(), or within a round hook."
-            )
-        self.give_back()
-
-    def give_back(self) -> None:
-        """Let other ranks make the micro-batch that has begun here, unless some of its gradients exist already."""
-        if self.is_under_way:
-            return
-        if self._number is not None and not self._is_alone and self._tenure.is_current:
-            runtime.return_micro_batch(self.process_set.process_set_id, self.buckets[0].name)
-        self._number = None
-
     def come_back(self) -> None:
-        if self.wrapped() is not None and self.family is not None and not self._is_alone and self._active() is self:
+        if self.wrapped() is not None and self.family is not None and not self._is_alone and self._is_active:
             self._come_to_next(within_update=False)
 
     def succeed(self, before: Exchange) -> None:
         super().succeed(before)
         assert isinstance(before, WorkSharingExchange)
         self.begins_in_step = before.begins_in_step
-
-    @property
-    def applies_ahead(self) -> bool:
-        return False  # no update can end while this rank has begun a micro-batch
 
     def synchronize(self) -> None:
         raise RuntimeError(
@@ -368,21 +320,6 @@ class WorkSharingExchange(GradientExchange):
     def set_passes(self, passes: int) -> None:
         if passes != self._passes_in_update:
             raise ValueError("backward_passes_per_step cannot change under hvd.WorkSharing(): wrap a new optimizer")
-
-    @property
-    def rounds(self) -> int:
-        """How many updates have been made. Rounds of a flush without any gradient do not count.
-
-        Updates that other ranks made while this rank had joined are counted when its next micro-batch begins.
-        """
-        return self._updates if self._is_alone or self._tenure.is_current else 0
-
-    def rounds_of(self, generation: Tenure) -> int | None:
-        """Return how many updates were made in a generation of Horovod, which may have ended.
-
-        None if this exchange has been used in another generation since.
-        """
-        return self._updates if self._is_alone or self._tenure.is_that_of(generation) else None
 
     def before_state_dict(self) -> None:
         """Do nothing: between two steps, and in a round hook, the state is always that of the newest update."""

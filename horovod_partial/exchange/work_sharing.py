@@ -1,0 +1,132 @@
+"""Work sharing: which micro-batch this rank makes. The part that all frameworks share (docs/protocol.md, rule 17)."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from horovod.common.process_sets import ProcessSet
+
+from horovod_partial.runtime.runtime import Runtime
+from horovod_partial.runtime.tenure import Tenure
+
+
+class MicroBatchSharer(ABC):
+    """An optimizer's exchange under `hvd.WorkSharing`, as `horovod_partial.runtime.appliers.Sharer`.
+
+    Only the thread that trains uses it. A subclass has the buckets, and applies updates.
+    """
+
+    shares_work = True
+    is_ahead = False
+    applies_ahead = False  # no update can end while this rank has begun a micro-batch
+    process_set: ProcessSet
+    thread: int
+    _runtime: Runtime
+    _tenure: Tenure  # the generation that the buckets belong to
+    _is_applying = False  # applies an update now
+    _is_alone: bool  # there are no other ranks, so all micro-batches are this rank's
+    _active: ClassVar[weakref.ref[MicroBatchSharer] | None] = None  # gets micro-batches now
+
+    def __init__(self) -> None:
+        self._updates = 0  # made in this generation
+        self._number: int | None = None  # number of the begun micro-batch within its update; None: none has begun
+        self._micro_batches = 0  # made in the open update, if this rank is alone
+
+    @property
+    @abstractmethod
+    def _keeper(self) -> str:
+        """The name of the bucket that keeps the grants of micro-batches."""
+
+    @abstractmethod
+    def _next_micro_batch(self, *, waits: bool) -> tuple[int, int] | None:
+        """See `horovod_partial.runtime.runtime.Runtime.next_micro_batch`, with `begins=True`."""
+
+    @property
+    @abstractmethod
+    def is_under_way(self) -> bool:
+        """Whether gradients of a micro-batch wait for its step."""
+
+    @abstractmethod
+    def _apply_updates(self) -> None:
+        """Apply all updates that are complete, oldest first."""
+
+    @property
+    def begun(self) -> int | None:
+        """The number of the micro-batch that has begun here and has had no step yet; None if there is none."""
+        return self._number
+
+    def begin_before(self, rounds: float) -> int | None:
+        """Begin a micro-batch, unless one has begun. First apply updates, which changes the weights.
+
+        Returns the number of the micro-batch within its update: those of rank 0 come first, then those of rank 1. It may
+        be one of another rank. Returns None after `rounds` applied updates.
+        """
+        while self._number is None and self.rounds < rounds:
+            if not self._begin(waits=True):
+                self._apply_updates()
+        return self._number if self.rounds < rounds else None
+
+    def _begin(self, *, waits: bool) -> bool:
+        """Begin a micro-batch. Returns False if an update must be applied first, or it would have to wait."""
+        if self._is_alone:
+            self._number = self._micro_batches
+            return True
+        return self._note(self._next_micro_batch(waits=waits))
+
+    def _note(self, begun: tuple[int, int] | None) -> bool:
+        """Note the numbers of a micro-batch that has begun. Returns False for None."""
+        if begun is not None:
+            self._number, self._updates = begun
+        return begun is not None
+
+    def _become_active(self) -> None:
+        """Make this the optimizer that gets micro-batches. A later optimizer takes over, and no earlier one comes back.
+
+        Raises:
+            ValueError: a later optimizer has taken over from this one.
+        """
+        active = None if MicroBatchSharer._active is None else MicroBatchSharer._active()
+        if active is self:
+            return
+        if active is not None and self._tenure.is_current:
+            raise ValueError(
+                "two optimizers cannot share work in turns: an update of one might be made while this rank uses the other, under "
+                "weights that are gone. Pass the parameters of both to one optimizer, or use another policy"
+            )
+        if active is not None:
+            active.leave()
+        MicroBatchSharer._active = weakref.ref(self)
+
+    @property
+    def _is_active(self) -> bool:
+        return MicroBatchSharer._active is not None and MicroBatchSharer._active() is self
+
+    def leave(self) -> None:
+        """See `horovod_partial.runtime.appliers.Sharer`."""
+        if self.is_under_way or self._is_applying:
+            raise AssertionError(
+                "a flush, a join or the end came after loss.backward() but before optimizer.step(), or within a round hook."
+            )
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Let other ranks make the micro-batch that has begun here, unless some of its gradients exist already."""
+        if self.is_under_way:
+            return
+        if self._number is not None and not self._is_alone and self._tenure.is_current:
+            self._runtime.return_micro_batch(self.process_set.process_set_id, self._keeper)
+        self._number = None
+
+    @property
+    def rounds(self) -> int:
+        """How many updates have been made. Rounds of a flush without any gradient do not count.
+
+        Updates that other ranks made while this rank had joined are counted when its next micro-batch begins.
+        """
+        return self._updates if self._is_alone or self._tenure.is_current else 0
+
+    def rounds_of(self, generation: Tenure) -> int | None:
+        """Return `rounds` of a generation that may have ended; None if this exchange has been used in another one since."""
+        return self._updates if self._is_alone or self._tenure.is_that_of(generation) else None

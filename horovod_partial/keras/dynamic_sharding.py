@@ -1,0 +1,247 @@
+"""Data for `hvd.WorkSharing` in Keras: each micro-batch has planned samples, and the rank that makes it loads them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+from keras.src.trainers.data_adapters.data_adapter import (
+    DataAdapter,  # Keras takes subclasses in `fit`; it has no public name
+)
+
+from horovod_partial.checks import is_int, require
+from horovod_partial.exchange.arguments import check_sampler
+from horovod_partial.exchange.sharding import Place, Plan, Shards
+from horovod_partial.keras.backend import backend
+from horovod_partial.runtime.tenure import Tenure
+
+# Keras says this at the end of each epoch whose number of batches it did not know before.
+warnings.filterwarnings("ignore", "Your input ran out of data", module=r"keras\.|contextlib")
+
+
+class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
+    """The batches that this rank makes under `hvd.WorkSharing()`: `model.fit(DynamicShardingDataset(x, y, optimizer=...))`.
+
+    A batch is a micro-batch. An update has `backward_passes_per_step` micro-batches for each rank, on average. The seed,
+    the epoch, the update and the number of the micro-batch decide which samples it has; the rank that makes it does not
+    matter. So an update has exactly the samples of synchronous training with this accumulation. A free rank makes
+    micro-batches of a slow one.
+
+    An epoch ends on every rank after the same update. Ranks make different numbers of batches in it, so do not pass
+    `steps_per_epoch`, and stop, evaluate and save at the end of an epoch, or by `optimizer.rounds`. If an epoch is left
+    early, its rest comes first in the next one; in an elastic job it begins anew. All ranks must begin the same epochs.
+
+    Your own loop takes an epoch as `for batch in dataset:`, with one step of the optimizer for each batch. Batches are
+    NumPy arrays there. A dataset of `tf.data` is `dataset.get_tf_dataset()`.
+
+    Args:
+        x: an array with one row a sample, or a structure of such arrays (a dict or a tuple); or a
+            `keras.utils.PyDataset`: each of its items is a micro-batch then, and `batch_size` does not count.
+        y: targets in the same form, or None.
+        sample_weight: one number for each sample, or None.
+        optimizer: the result of `hvd.DistributedOptimizer(..., sync=hvd.WorkSharing())`.
+        batch_size: samples in a micro-batch, 1 or more.
+        shuffle: whether the samples come in another order in each epoch.
+        seed: decides the order; the same on all ranks.
+        drop_last: whether to leave out an incomplete last update. Otherwise it is filled with the epoch's first samples.
+
+    Attributes:
+        epoch: the epoch that is under way, or comes next. Set it before `fit` to resume; on all ranks.
+
+    Raises:
+        ValueError: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        optimizer: Any,
+        batch_size: int = 32,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        state = getattr(optimizer, "_horovod", None)
+        require(
+            getattr(state, "shares_work", False),
+            "optimizer",
+            "of hvd.DistributedOptimizer(..., sync=hvd.WorkSharing())",
+            optimizer,
+        )
+        self._optimizer = optimizer
+        self._items = x if isinstance(x, keras.utils.PyDataset) else None
+        require(sample_weight is None or y is not None, "y", "given where sample_weight is", y)
+        given = [part for part in (x, y, sample_weight) if part is not None]
+        if self._items is None:
+            self._arrays = tuple(_arrays(part) for part in given)
+            lengths = {len(array) for array in keras.tree.flatten(self._arrays)}
+            require(len(lengths) == 1, "x, y, sample_weight", "arrays of equally many samples", sorted(lengths))
+            (samples,) = lengths
+        else:
+            require(y is None and sample_weight is None, "y and sample_weight", "None with a PyDataset", "given")
+            samples, batch_size = self._items.num_batches or 0, 1
+        check_sampler(batch_size, shuffle, drop_last, self._process_set)
+        self._shards = Shards(samples, batch_size, self._horovod.passes, drop_last, self._order)
+        self._shards.check(seed, backend.runtime.size_of(self._process_set))
+        self._batch_size = batch_size
+        self._shuffle = shuffle
+        self._seed = seed
+        self.epoch = 0
+        self._plan: Plan | None = None  # of the epoch that is under way
+        self._first = 0  # `rounds` of the optimizer before the first update of this plan
+        self._tenure = Tenure(backend.runtime)  # the generation that the plan belongs to
+        self._loop = object()  # a token of the newest epoch
+
+    @property
+    def _horovod(self) -> Any:
+        return self._optimizer._horovod
+
+    @property
+    def _process_set(self) -> Any:
+        return self._horovod.process_set
+
+    def _order(self, epoch: int) -> npt.NDArray[Any]:
+        samples = self._shards.samples
+        return np.random.default_rng([self._seed, epoch]).permutation(samples) if self._shuffle else np.arange(samples)
+
+    @property
+    def updates(self) -> int:
+        """How many updates an epoch has."""
+        return self._planned().updates
+
+    def _planned(self) -> Plan:
+        if self._plan is not None:
+            return self._plan
+        process_set = self._process_set
+        rank = process_set.rank() if process_set.included() else 0
+        return Plan(self._shards, Place(self.epoch), rank, backend.runtime.size_of(process_set) or 1)
+
+    def on_epoch_begin(self) -> None:
+        """Begin an epoch, or go on with one that was left early. Keras calls this; so does a loop over this object."""
+        require(is_int(self.epoch) and self.epoch >= 0, "epoch", "an int, 0 or more", self.epoch)
+        state = self._horovod
+        self._loop = object()
+        if self._tenure.enter() or self._plan is None:
+            self._plan = None
+            self._plan = self._planned()
+            self._first = state.begin_epoch(self._optimizer, self._plan.updates)
+        if state.sharing is not None:
+            state.sharing.begin_before(state.end)
+
+    def on_epoch_end(self) -> None:
+        """End the epoch if all its updates have been applied. Keras calls this; so does a loop over this object."""
+        if self._plan is not None and self._rounds >= self._horovod.end:
+            self._plan = None
+            self.epoch += 1
+            self._horovod.end_epoch(self._optimizer)
+
+    @property
+    def _rounds(self) -> int:
+        return self._horovod.rounds(self._optimizer)
+
+    def _batches(self) -> Iterator[Any]:
+        state, plan, loop = self._horovod, self._planned(), self._loop
+        before = None
+        try:
+            while True:
+                sharing = state.sharing
+                rounds = self._rounds
+                if rounds >= state.end:
+                    return
+                number = None if sharing is None else sharing.begun
+                if number is None and (sharing is None or sharing.is_new):
+                    number = plan.own[
+                        0
+                    ]  # the first step will begin it: each rank makes its own ones in the first update
+                if number is None or (rounds, number) == before:
+                    raise RuntimeError(
+                        "no step of the optimizer was taken with the last batch. Under hvd.WorkSharing() each batch needs one "
+                        "step, and steps_per_execution must be 1"
+                    )
+                before = rounds, number
+                if sharing is not None:
+                    sharing.loaded = before
+                yield self._load(plan.indices(rounds - self._first, number))
+        finally:
+            if state.sharing is not None and self._loop is loop:  # False if an epoch has begun since
+                state.sharing.give_back()
+
+    def _load(self, indices: list[int]) -> Any:
+        if self._items is not None:
+            return self._items[indices[0]]
+        return keras.tree.map_structure(lambda array: array[indices], self._arrays)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.on_epoch_begin()
+        try:
+            yield from self._batches()
+        finally:
+            self.on_epoch_end()
+
+    # --- What Keras asks
+
+    def get_numpy_iterator(self) -> Iterator[Any]:
+        return self._batches()
+
+    def get_torch_dataloader(self) -> Any:
+        from keras.src.trainers.data_adapters.data_adapter_utils import get_torch_dataloader
+
+        return get_torch_dataloader(_Again(self._batches))
+
+    def get_tf_dataset(self) -> Any:
+        """Return the batches of an epoch as a `tf.data.Dataset`. It loads nothing ahead, because nobody knows what comes."""
+        import tensorflow as tf
+
+        def spec(array: Any) -> tf.TensorSpec:
+            array = np.asarray(array)
+            return tf.TensorSpec((None, *array.shape[1:]), array.dtype)
+
+        example = self._load(self._planned().indices(0, self._planned().own[0]))
+        signature = keras.tree.map_structure(spec, example)
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        options.experimental_optimization.inject_prefetch = False
+        return tf.data.Dataset.from_generator(self._batches, output_signature=signature).with_options(options)
+
+    @property
+    def num_batches(self) -> int:
+        """0: nobody knows how many there will be, and Keras is not to learn it from the first epoch."""
+        return 0
+
+    @property
+    def batch_size(self) -> int | None:
+        return None if self._items is not None else self._batch_size
+
+    @property
+    def has_partial_batch(self) -> bool:
+        return False
+
+    @property
+    def partial_batch_size(self) -> None:
+        return None
+
+
+def _arrays(part: Any) -> Any:
+    """Return a structure with NumPy arrays. Lists become tuples, because `tf.data` takes a list for a tensor."""
+    if isinstance(part, dict):
+        return {name: _arrays(one) for name, one in part.items()}
+    if isinstance(part, list | tuple):
+        return tuple(map(_arrays, part))
+    return np.asarray(part)
+
+
+class _Again:
+    """An iterable that begins anew each time."""
+
+    def __init__(self, begin: Any) -> None:
+        self._begin = begin
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._begin()

@@ -1,0 +1,209 @@
+"""Work sharing in Keras: each step of the optimizer is a micro-batch (docs/protocol.md, rule 17)."""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from horovod_partial.exchange.family import Family
+from horovod_partial.exchange.gradients import Apply
+from horovod_partial.exchange.work_sharing import MicroBatchSharer
+from horovod_partial.keras.backend import backend
+from horovod_partial.policies import WorkSharing
+from horovod_partial.runtime import healing
+from horovod_partial.runtime.tenure import Tenure
+
+
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls a bound method, and does not keep its object alive."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> Any:
+        found = reference()
+        if found is None:
+            raise RuntimeError("the optimizer of this step is gone")
+        return found(*arguments)
+
+    return call
+
+
+class WorkSharingExchange(MicroBatchSharer):
+    """The exchange of an optimizer under `hvd.WorkSharing` in one generation of Horovod.
+
+    `share` runs where the program trains, perhaps while a graph is traced. `_complete`, `_take` and `_must_apply` run
+    each time that a step runs, in a thread of the framework, while the program's thread waits for the step. So no two
+    threads use this object at the same time.
+
+    Args:
+        gradients: the sum of the gradients of this rank's micro-batches, which travels.
+        variables: the variables that the first step trains.
+        passes: micro-batches in an update for each rank, on average.
+        apply: applies the gradients of an update.
+        replica_of: returns the values that flushes compare with other ranks, for the trained variables.
+
+    Attributes:
+        end: after this many updates no micro-batch begins before the next epoch.
+        is_new: no step has run. The first one may begin this rank's first own micro-batch itself.
+        loaded: the update and the number of the micro-batch whose batch was loaded last; None if nobody says so.
+    """
+
+    _runtime = backend.runtime
+
+    def __init__(
+        self,
+        gradients: Any,
+        variables: Sequence[Any],
+        passes: int,
+        apply: Apply,
+        replica_of: Callable[[list[Any]], healing.Replica | None],
+    ) -> None:
+        super().__init__()
+        self.process_set = gradients.process_set
+        self.thread = threading.get_ident()
+        self.end = math.inf
+        self.is_new = True
+        self.loaded: tuple[int, int] | None = None
+        self._absent: list[bool] | None = None  # by variable, whether it gets no gradient; None before the first step
+        self._is_adding = False
+        self._gradients = gradients
+        self._variables = list(variables)
+        self._passes = passes
+        self._apply = apply
+        self._replica_of = replica_of
+        self._is_alone = not self.process_set.included() or self._runtime.is_alone(self.process_set)
+        self._only_applies = False  # a flush applies updates, and begins no micro-batch
+        self._tenure = Tenure(self._runtime)
+        self._updater = backend.Updater(
+            weakly(self._take),
+            weakly(self._must_apply),
+            self._variables,
+            weakly(self._apply_results),
+        )
+        gradients.prepare(self._variables)
+        if not self._is_alone:
+            self._become_active()
+        self._tenure.enter()
+        if not self._is_alone:
+            gradients.declare()
+            self._runtime.take_part_in_flushes(self)
+
+    def share(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Add the gradients of a micro-batch, apply the updates that are complete, and begin the next micro-batch.
+
+        Raises:
+            ValueError: the step has trained other variables than the first one, or others have no gradient.
+        """
+        absent = [gradient is None for gradient in gradients]
+        self._absent = absent if self._absent is None else self._absent
+        same = [id(variable) for variable in variables] == [id(variable) for variable in self._variables]
+        if not same or absent != self._absent:
+            raise ValueError(
+                f"an optimizer under {WorkSharing()!r} trains other variables than in its first step, such as layers that were "
+                "frozen or unfrozen: call optimizer.flush(), then wrap a new optimizer for what is trained from now on"
+            )
+        self.thread = threading.get_ident()
+        complete = weakly(self._complete)  # a graph keeps it for ever
+        self._updater.train(backend.when_it_runs(complete, *self._gradients.dense(gradients), dtype="bool"))
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether gradients of a micro-batch have been added, and its step has not ended."""
+        return self._is_adding
+
+    def _complete(self, *gradients: Any) -> bool:
+        """Add the gradients of the begun micro-batch. Returns whether an update must be applied."""
+        self._require_current()
+        if not self._is_alone:
+            self._become_active()
+        if self._number is None and not self._begin(waits=False):
+            raise RuntimeError(
+                "no micro-batch has begun here, and an update may have been made since the forward pass: train on batches of an "
+                "DynamicShardingDataset, with one step for each, and flush between two steps"
+            )
+        if self.loaded not in (None, (self.rounds, self._number)):
+            raise RuntimeError(
+                "this batch was loaded for another micro-batch: call flush() between a step and the loading of the next batch, and "
+                "leave steps_per_execution 1"
+            )
+        self.loaded = None
+        self._is_adding, self.is_new = True, False
+        try:
+            self._gradients.add(gradients, arrives=not self._is_alone)
+        finally:
+            self._is_adding = False
+        self._number = None
+        self._micro_batches += 1
+        is_last = self._is_alone and self._micro_batches == self._passes
+        return is_last or self._must_apply()
+
+    def _require_current(self) -> None:
+        if not self._is_alone and not self._tenure.is_current:
+            raise RuntimeError(
+                "this step was traced before Horovod was initialised again: trace it anew, with "
+                "model.make_train_function(force=True), or a new tf.function"
+            )
+
+    def _must_apply(self) -> bool:
+        """Begin a micro-batch, unless this epoch has no more. Returns whether an update must be applied first."""
+        if self._only_applies:
+            family = self.family
+            return family is not None and family.has_round
+        return self.rounds < self.end and not self._begin(waits=True)
+
+    def _take(self) -> list[Any] | None:
+        """Return the gradients of the oldest update that this rank has not applied; None if it has no gradient."""
+        if not self._is_alone and not self._gradients.take():
+            return None
+        self._micro_batches = 0
+        self._updates += 1
+        return self._gradients.results(alone=self._is_alone)
+
+    def _apply_results(self, results: list[Any]) -> None:
+        """Apply the gradients of an update. Variables without a gradient are left alone, and are not decayed either."""
+        absent = self._absent or [False] * len(results)
+        self._apply(
+            [None if gone else result for gone, result in zip(absent, results, strict=True)], self._variables, 1.0
+        )
+
+    def _next_micro_batch(self, *, waits: bool) -> tuple[int, int] | None:
+        return self._runtime.next_micro_batch(self, begins=True, waits=waits)
+
+    @property
+    def _keeper(self) -> str:
+        return self._gradients.family.names[0]
+
+    def _apply_updates(self) -> None:
+        self._only_applies = True
+        try:
+            self._updater.flush()
+        finally:
+            self._only_applies = False
+
+    # --- Flushes: see `horovod_partial.runtime.appliers.Sharer`
+
+    @property
+    def family(self) -> Family | None:
+        return self._gradients.family if self._tenure.is_current and not self._is_alone else None
+
+    @property
+    def replica(self) -> healing.Replica | None:
+        return self._replica_of(self._variables)
+
+    def apply_rounds(self) -> None:
+        self._apply_updates()
+
+    def apply_ahead(self) -> None:
+        raise NotImplementedError
+
+    def come_back(self) -> None:
+        """Begin a micro-batch again after a flush, if updates of this epoch are left."""
+        if self.family is not None and self._is_active:
+            self.begin_before(self.end)
+
+    def flush(self) -> None:
+        """Close the open update with the micro-batches made so far, and apply it. Every rank must call this."""
+        self.thread = threading.get_ident()
+        self._runtime.flush(self.process_set.process_set_id)
