@@ -157,9 +157,8 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
                     return
                 number = None if sharing is None else sharing.begun
                 if number is None and (sharing is None or sharing.is_new):
-                    number = plan.own[
-                        0
-                    ]  # the first step will begin it: each rank makes its own ones in the first update
+                    # The first step will begin it, because each rank makes its own ones in the first update.
+                    number = plan.own[0]
                 if number is None or (rounds, number) == before:
                     raise RuntimeError(
                         "no step of the optimizer was taken with the last batch. Under hvd.WorkSharing() each batch needs one "
