@@ -20,7 +20,7 @@ struct Attached {
                          double, std::int32_t) = nullptr;
   int (*is_initialized)() = nullptr;
   bool waits_are_told = false;
-  // Both threads use the rest without a lock.
+  // Horovod's background thread and the application's threads use these fields without a lock: they are atomic.
   std::atomic<hvd::HorovodGlobalState*> state{nullptr};  // set by the first handshake; its address never changes
   std::atomic<int> generation{0};                        // changes with each initialisation
   std::shared_ptr<recording::Recorder> recorder;         // of the last generation that shook hands; by std::atomic_load

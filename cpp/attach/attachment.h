@@ -17,15 +17,15 @@ void Attach(const std::string& library_path, bool waits_are_told);
 
 // Returns the session of a process set. The first call after Horovod's initialisation shakes hands by a small allreduce
 // over all ranks, after which every hook must have run on each of them. Throws AttachError, EngineError if Horovod is
-// not initialised, or std::invalid_argument if this rank is not in such a process set.
+// not initialised, or std::invalid_argument if this rank is not in the process set.
 std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t process_set_id);
 
 // Returns the texts of all ranks, by rank. Blocks until all ranks have called it. All ranks must call it in the same
 // order relative to Horovod's own collectives.
 std::vector<std::string> Gather(const std::string& library_path, const std::string& text);
 
-// Returns the session if it exists, and never waits for other ranks. Null if Horovod is down, if no handshake has taken
-// place in this generation, or if this rank is not in such a process set.
+// Returns the session of a process set if it exists, and never waits for other ranks. Null if Horovod is down, if no
+// handshake has taken place in this generation, or if this rank is not in the process set.
 std::shared_ptr<Session> FindSession(const std::string& library_path, std::int32_t process_set_id);
 
 // Returns the number of the present generation, whoever initialised Horovod: positive, another one after each

@@ -38,7 +38,8 @@ class OutstandingWatch {
   // Returns since when the watched collective has been outstanding, or kNever. For the background thread, in each
   // cycle.
   Time Since(hvd::HorovodGlobalState& state, Time now);
-  // Returns how often the watched collective has changed, from one to another or to none. Any thread may call this.
+  // Returns how often the collective of Horovod that this rank waits for has changed, to another one or to none. Any
+  // thread may call this.
   std::uint64_t changes() const { return changes_; }
 
  private:

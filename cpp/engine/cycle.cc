@@ -153,7 +153,7 @@ std::optional<Report::Item> Engine::ItemOf(SharedBucket& bucket, Time now, bool 
 
 void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
   std::string lost;   // the error of buckets that this rank has used and that have failed
-  bool told = false;  // true if some thread of this rank gets that error
+  bool told = false;  // true if a thread of this rank waits for a failed bucket, and so gets the error
   int flush_rounds = 0;
   Flush::Kind flush_over = Flush::Kind::kNone;
   for (const auto& closing : closings) {

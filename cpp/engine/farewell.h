@@ -48,7 +48,7 @@ class FirstFailure {
   std::string Explain(const std::string& reason) const;
 
  private:
-  mutable std::mutex mutex_;  // guards the two texts
+  mutable std::mutex mutex_;  // guards heard_ and deadlock_
   std::string heard_;
   std::string deadlock_;
   std::atomic<std::uint64_t> deadlocks_{0};

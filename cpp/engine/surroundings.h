@@ -1,4 +1,4 @@
-// What the parts of one engine have in common.
+// What all parts of an engine (one rank's buckets, flush and waits) use: the clock, the collectives, the wake-up calls.
 #pragma once
 
 #include <atomic>

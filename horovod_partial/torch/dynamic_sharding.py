@@ -275,7 +275,7 @@ class _Timeline:
         self._tenure = Tenure(runtime)
 
     def begin(self, loader: DataLoader[Any], optimizer: Any) -> object:
-        """Begin an epoch, or the rest of one, after all earlier ones. Returns an object that stands for its loop."""
+        """Queue an epoch, or the rest of one, behind those that are not over. Returns a token that marks its loop."""
         if self._tenure.enter():
             self.passes.clear()
             self._end = optimizer.rounds

@@ -114,8 +114,8 @@ QuorumGuard::Verdict QuorumGuard::Judge(std::optional<Rate> measured) const {
   if (!over) return excess < -2 * error ? Verdict::kFailed : Verdict::kOpen;
   if (excess < -error) return Verdict::kFailed;
   if (excess >= error) return Verdict::kKept;
-  // The rates vary too much to tell. So a probe stays only if it is confirmed, a predicted change unless it is
-  // disproved.
+  // The numbers of steps per second vary too much to tell which quorum is faster. So a quorum that is tried as a probe
+  // stays only if the measurement confirms it, and a predicted quorum stays unless the measurement disproves it.
   if (trial_->periods < kLongestTrial && (!probe || excess >= 0)) return Verdict::kOpen;
   return probe ? Verdict::kFailed : Verdict::kKept;
 }
