@@ -103,7 +103,7 @@ std::shared_ptr<recording::Recorder> LastRecorder(const std::string& library_pat
 // thread waits for it.
 Look LookAtThisRank() {
   using Kind = Activity::Kind;
-  const auto sessions = Sessions().Ready();
+  const auto sessions = SessionsOfProcess().Ready();
   const PossibleArrivals::Wait wait = PossibleArrivalsOfProcess()->LongestWait();
   Look look;
   Activity& activity = look.activity;

@@ -88,6 +88,9 @@ class Sessions {
   }
 
  private:
+  friend Sessions& SessionsOfProcess();
+  Sessions() = default;  // a process has one such object only
+
   mutable std::mutex mutex_;  // guards what follows; both threads take it
   std::map<hvd::Controller*, std::shared_ptr<Session>> sessions_;
   std::map<hvd::HorovodGlobalState*, bool> states_;  // of libraries that have shaken hands, with waits_are_told

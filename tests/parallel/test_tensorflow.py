@@ -896,7 +896,7 @@ def test_sums_that_nobody_asked_for_are_told(world: World, options: dict[str, An
         hvd.DistributedGradientTape(tf.GradientTape(), **options)
         hvd.DistributedOptimizer(keras.optimizers.Adam(), merging=hvd.MergedGradients(), **options)
         hvd.DistributedOptimizer(keras.optimizers.Adam(), **options)
-    told = [one for one in caught if "so that replicas part" in str(one.message)]
+    told = [one for one in caught if "So replicas part" in str(one.message)]
     assert len(told) == (2 if warns else 0)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,14 @@ pytestmark = [keras_front_end, pytest.mark.one_in(3)]  # graphs take long to tra
 
 PASSES, BATCH, UPDATES = 2, 3, 4
 on_tensorflow = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="of TensorFlow")
+
+
+@pytest.fixture(autouse=True)
+def _no_optimizer_is_left() -> Iterator[None]:
+    """Ends the optimizers of a test on all ranks, also those that have begun a micro-batch: flushes wait for them."""
+    yield
+    gc.collect()
+
 
 MAKERS: dict[str, Callable[[], Any]] = {
     "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9, weight_decay=1e-3),
