@@ -193,7 +193,7 @@ def test_learns(trainer: Trainer, world: World, policy: str) -> None:
     # Steps without any compute make ranks so late on a busy machine that no rate is small enough.
     one = trainer.training(world, f"{policy}{',' if ':' in policy else ':'}max_staleness=2", "momentum", loss, zeros(3))
     noise = np.random.default_rng(world.rank)
-    for _ in range(60):
+    for _ in range(200):
         one.step(noise.normal([1.0, -2.0, 3.0], 0.1))
     one.flush()
     assert one.weights() == near([1.0, -2.0, 3.0], 0.3)
