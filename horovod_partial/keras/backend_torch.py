@@ -17,6 +17,7 @@ from horovod_partial.exchange import elastic, gradients
 from horovod_partial.exchange.models import takes_late
 from horovod_partial.exchange.replicas import check_alike
 from horovod_partial.exchange.rounds import RoundInfo
+from horovod_partial.exchange.work_sharing import Updater
 from horovod_partial.policies import ModelPolicy, Policy, Quorum, SharedUpdates
 from horovod_partial.torch import model_operations, operations
 from horovod_partial.torch.buckets import GradientBucket, kind
@@ -290,40 +291,6 @@ class SharedGradients(GradientExchange):
             bucket.begin_update()
         factor = self._options["prescale_factor"] * self._options["postscale_factor"] if alone else 1.0
         return [result * factor if factor != 1.0 else result for result in self._step.results()]
-
-
-class Updater:
-    """Applies updates under `hvd.WorkSharing`.
-
-    Args:
-        take: returns the gradients of the next update, or None if it has none.
-        must_apply: returns whether there is another update to apply.
-        variables: the variables.
-        apply: applies the gradients of an update.
-    """
-
-    def __init__(
-        self,
-        take: Callable[[], list[Any] | None],
-        must_apply: Callable[[], bool],
-        variables: Sequence[Any],
-        apply: Callable[[list[Any]], None],
-    ) -> None:
-        self._take = take
-        self._must_apply = must_apply
-        self._apply = apply
-
-    def train(self, must_apply: bool) -> None:
-        """Apply updates until there is none left, at the end of a step; first asks whether there is one."""
-        while must_apply:
-            results = self._take()
-            if results is not None:
-                self._apply(results)
-            must_apply = self._must_apply()
-
-    def flush(self) -> None:
-        """Apply updates until there is none left, between two steps."""
-        self.train(self._must_apply())
 
 
 def average_(

@@ -132,15 +132,15 @@ class GradientExchange(gradients.GradientExchange):
 
     def _apply_first(self, arrived: list[Arrived], apply: Callable[[list[Any], Any], None]) -> None:
         results, count = take_round(self.process_set, arrived, memory_of(arrived))
-        tf.cond(count > 0, lambda: _done(lambda: apply(results, count)), _nothing)
+        tf.cond(count > 0, lambda: done(lambda: apply(results, count)), nothing)
 
     @staticmethod
     def _unless_empty(infos: list[Any], apply: Callable[[], None]) -> None:
         if not infos:
             apply()
             return
-        nothing = tf.reduce_all(tf.equal(tf.stack([info.empty for info in infos]), 1))
-        tf.cond(nothing, _nothing, lambda: _done(apply))
+        is_empty = tf.reduce_all(tf.equal(tf.stack([info.empty for info in infos]), 1))
+        tf.cond(is_empty, nothing, lambda: done(apply))
 
     def _merge(
         self,
@@ -232,7 +232,7 @@ class StepApplier(gradients.StepApplier):
             results, count = take_round(self.process_set, self._buckets, memory)
             with tf.device(None):  # TensorFlow chooses the device of variables' updates
                 update = lambda: self._apply(results, self._variables, self.steps_of(count))
-                tf.cond(count > 0, lambda: _done(update), _nothing)
+                tf.cond(count > 0, lambda: done(update), nothing)
             # TensorFlow orders side effects only within an iteration. `has_round` begins the next one, so it comes last.
             before = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
             with tf.control_dependencies(before):
@@ -242,12 +242,12 @@ class StepApplier(gradients.StepApplier):
         tf.while_loop(lambda more, *_: more, another, [more, *memory], parallel_iterations=1)
 
 
-def _nothing() -> tf.Tensor:
+def nothing() -> tf.Tensor:
     """Apply nothing: a branch of `tf.cond`."""
     return tf.constant(0)
 
 
-def _done(apply: Callable[[], None]) -> tf.Tensor:
+def done(apply: Callable[[], None]) -> tf.Tensor:
     """Apply the gradients of a round: a branch of `tf.cond`."""
     apply()
     return tf.constant(1)

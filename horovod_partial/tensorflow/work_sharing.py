@@ -10,10 +10,11 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from horovod_partial import _attach
+from horovod_partial.exchange import work_sharing
 from horovod_partial.exchange.family import Family
 from horovod_partial.policies import SharedUpdates
 from horovod_partial.runtime import bucket_config
-from horovod_partial.tensorflow.gradients import GradientExchange
+from horovod_partial.tensorflow.gradients import GradientExchange, done, nothing
 from horovod_partial.tensorflow.graph import refuse_xla, wire_dtype
 
 _TYPES = {"float16": 6, "float32": 7, "float64": 8}  # Horovod's numbers
@@ -145,17 +146,11 @@ class SharedGradients(GradientExchange):
         return results
 
 
-class Updater:
+class Updater(work_sharing.Updater):
     """Applies updates under `hvd.WorkSharing`, in eager code or in a graph.
 
     The same update in a graph and in eager code may differ in the last bit. TensorFlow also optimizes a function by its
     caller. So a flush after training in a graph calls the same function, from within another one.
-
-    Args:
-        take: returns the gradients of the next update, or None if it has none. In eager code.
-        must_apply: returns whether there is another update to apply. In eager code.
-        variables: the variables.
-        apply: applies the gradients of an update.
     """
 
     def __init__(
@@ -165,10 +160,8 @@ class Updater:
         variables: Sequence[Any],
         apply: Callable[[list[Any]], None],
     ) -> None:
-        self._take = take
-        self._must_apply = must_apply
+        super().__init__(take, must_apply, variables, apply)
         self._kinds = [(tf.as_dtype(variable.dtype), variable.shape) for variable in variables]
-        self._apply = apply
         self._in_training = self._in_flush = self._apply_all
         if not tf.executing_eagerly():
             self._in_training = tf.function(
@@ -198,15 +191,10 @@ class Updater:
             there, *results = tf.py_function(taken, [], types)
             for result, (_dtype, shape) in zip(results, self._kinds, strict=True):
                 result.set_shape(shape)
-            tf.cond(there, lambda: _done(lambda: self._apply(results)), lambda: tf.constant(0))
+            tf.cond(there, lambda: done(lambda: self._apply(results)), nothing)
             # TensorFlow orders side effects only within an iteration. This answer begins the next, so it comes last.
             before = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
             with tf.control_dependencies(before):
                 return [tf.ensure_shape(tf.py_function(more, [], tf.bool), [])]
 
         tf.while_loop(lambda must_apply: must_apply, another, [must_apply], parallel_iterations=1)
-
-
-def _done(apply: Callable[[], None]) -> tf.Tensor:
-    apply()
-    return tf.constant(1)
