@@ -7,7 +7,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
 
 #include "attach/horovod.h"
 #include "recording/recorder.h"
@@ -30,36 +29,19 @@ struct Attached {
 class AttachedLibraries {
  public:
   // Adds a library, which `fill` describes, unless it is there. Nothing is added if `fill` throws.
-  void Add(const std::string& path, const std::function<void(Attached&)>& fill) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (libraries_.count(path) > 0) return;
-    auto attached = std::make_unique<Attached>();
-    fill(*attached);
-    libraries_[path] = std::move(attached);
-  }
+  void Add(const std::string& path, const std::function<void(Attached&)>& fill);
   // Returns null if this library has not been attached. What it returns lives as long as the process.
-  Attached* Find(const std::string& path) const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto it = libraries_.find(path);
-    return it == libraries_.end() ? nullptr : it->second.get();
-  }
+  Attached* Find(const std::string& path) const;
   // Called by the hook of each new controller. Every initialisation makes one while Horovod still says that it is not
   // initialised, so the number grows. Process sets that are added afterwards do not change it. A Horovod that is down
   // may also count the initialisation of another Horovod in this process.
-  void CountGeneration() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (auto& [path, attached] : libraries_)
-      if (attached->is_initialized() == 0) ++attached->generation;
-  }
+  void CountGeneration();
 
  private:
   mutable std::mutex mutex_;  // guards the map
   std::map<std::string, std::unique_ptr<Attached>> libraries_;
 };
 
-inline AttachedLibraries& LibrariesOfProcess() {
-  static auto* libraries = new AttachedLibraries;  // Horovod's thread may outlive static objects
-  return *libraries;
-}
+AttachedLibraries& LibrariesOfProcess();
 
 }  // namespace horovod_partial::attach

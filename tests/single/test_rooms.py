@@ -106,3 +106,11 @@ def test_only_the_engine_locks_buckets() -> None:
     sources = [path for path in (ROOT / "cpp").glob("*/*") if path.suffix in (".h", ".cc")]
     takers = {path.parent.name for path in sources if '"engine/shared_bucket.h"' in path.read_text()}
     assert takers == {"engine"}
+
+
+def test_a_header_defines_no_state() -> None:
+    """Two of our libraries include the same headers. A variable that a header defines would exist once in each of them."""
+    variable = re.compile(r"^\s+static (?!constexpr)[^()\n]*=", re.MULTILINE)
+    headers = list((ROOT / "cpp").glob("**/*.h"))
+    assert headers
+    assert {header.name: found for header in headers if (found := variable.findall(header.read_text()))} == {}
