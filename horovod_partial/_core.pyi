@@ -70,7 +70,7 @@ def run_shared_job(
     compute: float,
     cost: tuple[float, float],
     cycle: float,
-) -> tuple[list[float], NDArray[np.intc]]: ...
+) -> tuple[list[float], NDArray[np.intc], list[float]]: ...
 
 class AutoQuorum:
     """The adaptive quorum by itself, for benchmarks: the coordinator has one of its own."""

@@ -320,7 +320,7 @@ def advise(
     for one in found.predictions:
         table.add_row(
             *(
-                one.policy,
+                str(one),
                 f"{one.rate:.2f}",
                 f"{one.interval[0]:.2f} to {one.interval[1]:.2f}",
                 f"{one.rate / full:.2f}",

@@ -22,6 +22,8 @@ namespace {
 
 using Matrix = py::array_t<double, py::array::c_style | py::array::forcecast>;
 
+std::vector<double> Numbers(const Matrix& matrix) { return {matrix.data(), matrix.data() + matrix.size()}; }
+
 py::dict RunJob(const Matrix& delays, const std::vector<double>& ready, const std::vector<double>& bytes,
                 double compute, const std::vector<std::pair<double, double>>& costs, double cycle, int average_period,
                 const std::string& late, const Policy& policy) {
@@ -34,7 +36,7 @@ py::dict RunJob(const Matrix& delays, const std::vector<double>& ready, const st
   for (std::size_t i = 0; i < ready.size(); ++i) config.messages.push_back({ready[i], bytes[i]});
   config.late = FromName<Late>("late", late);
   config.compute = compute;
-  config.delays.assign(delays.data(), delays.data() + delays.size());
+  config.delays = Numbers(delays);
   for (const auto& [latency, seconds_per_byte] : costs) config.costs.push_back({latency, seconds_per_byte});
   config.cycle = cycle;
   config.period = average_period;
@@ -56,8 +58,6 @@ py::dict RunJob(const Matrix& delays, const std::vector<double>& ready, const st
   return figures;
 }
 
-// The delay of a micro-batch is a sum: `in_first` [update, rank] for the rank's first micro-batch of the update,
-// `in_each` [update, rank] for every one, and `in_own` [update, micro-batch], whichever rank makes it.
 py::tuple RunSharedJob(const Matrix& in_first, const Matrix& in_each, const Matrix& in_own,
                        const std::vector<double>& ready, const std::vector<double>& bytes, double compute,
                        const std::pair<double, double>& cost, double cycle) {
@@ -68,10 +68,9 @@ py::tuple RunSharedJob(const Matrix& in_first, const Matrix& in_each, const Matr
   config.passes = static_cast<int>(in_own.shape(1) / ranks);
   config.updates = static_cast<int>(updates);
   config.compute = compute;
-  config.delay = [first = in_first.unchecked<2>(), each = in_each.unchecked<2>(), own = in_own.unchecked<2>()](
-                     int update, Rank rank, int nth, int micro_batch) {
-    return (nth == 0 ? first(update, rank) : 0) + each(update, rank) + own(update, micro_batch);
-  };
+  config.in_first = Numbers(in_first);
+  config.in_each = Numbers(in_each);
+  config.in_own = Numbers(in_own);
   for (std::size_t i = 0; i < ready.size(); ++i) config.messages.push_back({ready[i], bytes[i]});
   config.cost = {cost.first, cost.second};
   config.cycle = cycle;
@@ -82,7 +81,7 @@ py::tuple RunSharedJob(const Matrix& in_first, const Matrix& in_each, const Matr
   }
   py::array_t<int> made({updates, ranks});
   std::copy(result.made.begin(), result.made.end(), made.mutable_data());
-  return py::make_tuple(result.ends, std::move(made));
+  return py::make_tuple(result.ends, std::move(made), result.bounds);
 }
 
 }  // namespace

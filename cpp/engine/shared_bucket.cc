@@ -72,12 +72,13 @@ bool SharedBucket::Wait(Operation& waited, bool collects, const IsDue& is_due) {
 void SharedBucket::Arrive(Calls& calls) {
   arrived = Now();
   surroundings.news = true;
-  if (SharesWork() && core.state() == Bucket::State::kArrived) return core.Add(operation->arrival.gradients);
   auto* const recorder = surroundings.Recording();
-  if (recorder != nullptr && operation->arrival.input != nullptr && !operation->recorded) {
+  // Under work sharing each micro-batch arrives with the operation of its update.
+  if (recorder != nullptr && operation->arrival.input != nullptr && (SharesWork() || !operation->recorded)) {
     operation->recorded = true;
     recorder->Arrived(label(), arrived);
   }
+  if (SharesWork() && core.state() == Bucket::State::kArrived) return core.Add(operation->arrival.gradients);
   switch (core.Arrive(operation->arrival)) {
     case Bucket::Arrived::kOnTime: arrivals.Open(arrived); break;
     case Bucket::Arrived::kWaiting: break;

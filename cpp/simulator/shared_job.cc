@@ -12,6 +12,10 @@ SharedJobConfig Checked(SharedJobConfig config) {
   if (config.ranks < 1 || config.passes < 1 || config.updates < 1)
     throw std::invalid_argument("a job has 1 rank, 1 micro-batch for each and 1 update, or more");
   if (!(config.compute > 0)) throw std::invalid_argument("the compute of a micro-batch must be above 0 seconds");
+  const std::size_t cells = static_cast<std::size_t>(config.ranks) * static_cast<std::size_t>(config.updates);
+  if (config.in_first.size() != cells || config.in_each.size() != cells ||
+      config.in_own.size() != cells * static_cast<std::size_t>(config.passes))
+    throw std::invalid_argument("a job has a delay for each rank and each micro-batch of an update");
   return config;
 }
 
@@ -52,6 +56,7 @@ SharedJobResult SharedJob::Run() {
     ledger_.Advance(now_);
     result.ends.push_back(ToSeconds(now_));
     for (const Worker& worker : workers_) result.made.push_back(worker.done);
+    result.bounds.push_back(ListSchedule());
   }
   return result;
 }
@@ -60,7 +65,9 @@ void SharedJob::Begin(Rank rank) {
   Worker& worker = At(rank);
   worker.computes = worker.share.MayBegin();
   if (!worker.computes) return;
-  const double delay = config_.delay(update_, rank, worker.done, worker.share.next());
+  const std::size_t row = At(rank, config_.ranks);
+  const double delay = (worker.done == 0 ? config_.in_first[row] : 0) + config_.in_each[row] +
+                       config_.in_own[At(worker.share.next(), config_.ranks * config_.passes)];
   worker.share.Begin();
   ends_.emplace(now_ + FromSeconds(config_.compute + delay), rank);
 }
@@ -104,6 +111,26 @@ Time SharedJob::Reduced() const {
     free = std::max(free, negotiated) + FromSeconds(config_.cost(message.bytes));
   }
   return std::max(free, now_);
+}
+
+double SharedJob::ListSchedule() const {
+  const int micro_batches = config_.ranks * config_.passes;
+  const auto first = config_.in_own.begin() + static_cast<std::ptrdiff_t>(At(0, micro_batches));
+  std::vector<double> own(first, first + micro_batches);
+  std::sort(own.begin(), own.end(), std::greater<>());
+  const auto pace = [this](Rank rank) { return config_.compute + config_.in_each[At(rank, config_.ranks)]; };
+  using Free = std::pair<double, Rank>;  // when the rank could end one more micro-batch
+  std::priority_queue<Free, std::vector<Free>, std::greater<>> ranks;
+  for (Rank rank = 0; rank < config_.ranks; ++rank)
+    ranks.emplace(config_.in_first[At(rank, config_.ranks)] + pace(rank), rank);
+  double last = 0;
+  for (const double more : own) {
+    const auto [time, rank] = ranks.top();
+    ranks.pop();
+    last = std::max(last, time + more);
+    ranks.emplace(time + more + pace(rank), rank);
+  }
+  return last;
 }
 
 }  // namespace horovod_partial

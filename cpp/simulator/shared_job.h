@@ -1,6 +1,7 @@
 // A job with work sharing, in simulated time: how long do its updates take?
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <queue>
 #include <utility>
@@ -15,14 +16,14 @@ namespace horovod_partial {
 
 // What the ranks do in each update, and how long that takes. Times are in seconds.
 struct SharedJobConfig {
-  // Returns how much longer a micro-batch takes. `nth` counts the micro-batches of this rank in this update, from 0.
-  using Delay = std::function<double(int update, Rank rank, int nth, int micro_batch)>;
-
   int ranks = 1;
   int passes = 1;  // the number of micro-batches of an update, divided by the number of ranks
   int updates = 1;
   double compute = 0;  // the time of a micro-batch without its delay; above 0
-  Delay delay;
+  // The delay of a micro-batch is the sum of three.
+  std::vector<double> in_first;  // [update * ranks + rank]: of the first micro-batch that the rank makes
+  std::vector<double> in_each;   // [update * ranks + rank]: of each micro-batch that the rank makes
+  std::vector<double> in_own;    // [update * micro-batches + micro-batch]: of this micro-batch, on any rank
   std::vector<JobConfig::Message> messages;  // the messages of an update; `ready` is a time in the last micro-batch
   LinearCost cost;                           // the cost of a reduction
   double cycle = 0;                          // the least time from one negotiation to the next
@@ -31,6 +32,9 @@ struct SharedJobConfig {
 struct SharedJobResult {
   std::vector<double> ends;  // [update]: when the update ended
   std::vector<int> made;     // [update * ranks + rank]: the number of micro-batches that the rank has made
+  // [update]: how long the micro-batches take if their times are known before: the longest goes first, to the rank that
+  // would end it first. If delays belong to ranks, no schedule is shorter.
+  std::vector<double> bounds;
 };
 
 // Simulates one job in one thread. The classes that deal out micro-batches in a real job (Ledger, OwnShare) run here
@@ -56,11 +60,15 @@ class SharedJob {
   using End = std::pair<Time, Rank>;  // when a micro-batch ends, and on which rank
 
   Worker& At(Rank rank) { return workers_[static_cast<std::size_t>(rank)]; }
+  std::size_t At(Rank rank, int columns) const {
+    return static_cast<std::size_t>(update_) * static_cast<std::size_t>(columns) + static_cast<std::size_t>(rank);
+  }
   void Begin(Rank rank);
   void Finish();
   Time NextNegotiation() const;
   void Negotiate();
   Time Reduced() const;
+  double ListSchedule() const;
 
   const SharedJobConfig config_;
   const Time cycle_;

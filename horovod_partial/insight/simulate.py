@@ -6,7 +6,6 @@ a `Cluster` gives the cost of messages. `docs/simulator.md` says what is modelle
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from collections import Counter
@@ -531,7 +530,7 @@ def _share(
     of_ranks = delays if delays.ndim == 2 else np.zeros((iterations, ranks))
     in_first = of_ranks * (delays_in == "first")
     in_each = of_ranks * (delays_in == "each") / passes
-    ends, made = _core.run_shared_job(
+    ends, made, bounds = _core.run_shared_job(
         in_first=in_first,
         in_each=in_each,
         in_own=in_own,
@@ -542,7 +541,6 @@ def _share(
         cycle=cycle,
     )
     iteration_time = ends[-1] / iterations
-    bounds = [_bound(micro_batch, *one) for one in zip(in_first, in_each, in_own, strict=True)]
     sent = _core.merging_messages([1] * len(ready), ready, bytes, cost.latency, cost.seconds_per_byte)[-1][1]
     contributors = np.count_nonzero(made, axis=1)
     fresh: Counter[int] = Counter(contributors.tolist())
@@ -558,26 +556,3 @@ def _share(
         closed=np.array([]),
         bound=float(np.mean(bounds)) + max(0.0, sent - step.compute),
     )
-
-
-def _bound(
-    micro_batch: float, in_first: NDArray[np.float64], in_each: NDArray[np.float64], in_own: NDArray[np.float64]
-) -> float:
-    """Return how long the micro-batches of an update take by list scheduling, in seconds.
-
-    Args:
-        micro_batch: the time of a micro-batch without delay, in seconds.
-        in_first: the delay of each rank's first micro-batch, in seconds, of the shape (ranks,).
-        in_each: the delay of all micro-batches that a rank makes, in seconds, of the shape (ranks,).
-        in_own: the delay of each micro-batch on any rank, in seconds, of the shape (micro-batches,).
-    """
-    pace = micro_batch + in_each
-    # For each rank, the time at which it could end its next micro-batch.
-    ranks = [(end, rank) for rank, end in enumerate((in_first + pace).tolist())]
-    heapq.heapify(ranks)
-    last = 0.0
-    for more in sorted(in_own.tolist(), reverse=True):
-        end, rank = ranks[0]
-        last = max(last, end + more)
-        heapq.heapreplace(ranks, (end + more + float(pace[rank]), rank))
-    return last

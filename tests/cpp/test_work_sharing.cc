@@ -14,6 +14,7 @@ namespace horovod_partial {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::DoubleNear;
 using testing::ElementsAre;
 using testing::IsEmpty;
 
@@ -113,14 +114,17 @@ TEST_F(LedgerTest, WhoDoesNotComeLosesWhatItHolds) {
   EXPECT_THAT(decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3, 4}, MicroBatches{}));
 }
 
-// A job whose micro-batches take 10 ms, and these delays. Messages cost nothing, and end a cycle.
-SharedJobConfig Sharing(int ranks, int passes, int updates, const SharedJobConfig::Delay& delay) {
+// A job whose micro-batches take 10 ms, and no delays. Messages cost nothing, and end a cycle.
+SharedJobConfig Sharing(int ranks, int passes, int updates) {
+  const auto cells = static_cast<std::size_t>(ranks * updates);
   SharedJobConfig config;
   config.ranks = ranks;
   config.passes = passes;
   config.updates = updates;
   config.compute = 0.01;
-  config.delay = delay;
+  config.in_first.resize(cells);
+  config.in_each.resize(cells);
+  config.in_own.resize(cells * static_cast<std::size_t>(passes));
   config.messages = {{0.01, 8}};
   config.cycle = 0.0004;
   return config;
@@ -130,39 +134,44 @@ double UpdateTime(const SharedJobConfig& config) { return SharedJob(config).Run(
 
 // Over synchronous training: the slowest rank's own micro-batches.
 TEST(SharedJobTest, ASteadilySlowRankCostsLittle) {
-  const auto delay = [](int, Rank rank, int, int) { return rank == 1 ? 0.02 : 0; };
-  EXPECT_GT(0.12 / UpdateTime(Sharing(8, 4, 50, delay)), 2.2);
-  EXPECT_GT(0.24 / UpdateTime(Sharing(8, 8, 50, delay)), 2.4);
+  for (const auto& [passes, gain] : {std::pair(4, 2.2), std::pair(8, 2.4)}) {
+    SharedJobConfig config = Sharing(8, passes, 50);
+    for (std::size_t i = 1; i < config.in_each.size(); i += 8) config.in_each[i] = 0.02;
+    EXPECT_GT(0.03 * passes / UpdateTime(config), gain);
+  }
 }
 
 TEST(SharedJobTest, ARankThatIsLateOnceCostsLittle) {
-  const auto delay = [](int update, Rank rank, int nth, int) { return rank == update * 5 % 8 && nth == 0 ? 0.04 : 0; };
-  EXPECT_GT(0.08 / UpdateTime(Sharing(8, 4, 50, delay)), 1.45);
+  SharedJobConfig config = Sharing(8, 4, 50);
+  for (std::size_t update = 0; update < 50; ++update) config.in_first[8 * update + update * 5 % 8] = 0.04;
+  EXPECT_GT(0.08 / UpdateTime(config), 1.45);
 }
 
 TEST(SharedJobTest, NothingIsLostWhereNobodyIsSlow) {
   std::mt19937 random(1);
   std::uniform_real_distribution<double> jitter(0, 0.001);
-  const auto delay = [&](int, Rank, int, int) { return jitter(random); };
-  EXPECT_GT(0.042 / UpdateTime(Sharing(8, 4, 50, delay)), 0.94);
+  SharedJobConfig config = Sharing(8, 4, 50);
+  for (double& delay : config.in_own) delay = jitter(random);
+  EXPECT_GT(0.042 / UpdateTime(config), 0.94);
 }
 
 TEST(SharedJobTest, EveryMicroBatchIsMadeOnce) {
-  std::vector<std::vector<int>> made(3);
-  const auto delay = [&](int update, Rank rank, int, int micro_batch) {
-    made[static_cast<std::size_t>(update)].push_back(micro_batch);
-    return rank == update ? 0.1 : 0;
-  };
-  const SharedJobResult result = SharedJob(Sharing(3, 4, 3, delay)).Run();
-  for (auto& update : made) {
-    std::sort(update.begin(), update.end());
-    EXPECT_THAT(update, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11));
-  }
+  SharedJobConfig config = Sharing(3, 4, 3);
+  for (std::size_t i = 0; i < 9; i += 4) config.in_each[i] = 0.1;
+  const SharedJobResult result = SharedJob(config).Run();
   EXPECT_THAT(result.made, ElementsAre(1, 6, 5, 6, 1, 5, 6, 5, 1));
 }
 
+TEST(SharedJobTest, TheBoundIsThatOfTheLongestFirst) {
+  SharedJobConfig config = Sharing(2, 2, 1);
+  config.in_own = {0, 0.01, 0.03, 0.02};  // so that they take 40, 30, 20 and 10 ms
+  EXPECT_THAT(SharedJob(config).Run().bounds, ElementsAre(DoubleNear(0.05, 1e-12)));
+  config.in_first = {0.02, 0};
+  EXPECT_THAT(SharedJob(config).Run().bounds, ElementsAre(DoubleNear(0.06, 1e-12)));
+}
+
 TEST(SharedJobTest, MessagesTravelDuringTheLastMicroBatch) {
-  SharedJobConfig config = Sharing(2, 2, 1, [](int, Rank, int, int) { return 0; });
+  SharedJobConfig config = Sharing(2, 2, 1);
   config.cycle = 0;
   config.messages = {{0.004, 8}, {0.01, 8}};
   config.cost = {0.005, 0};

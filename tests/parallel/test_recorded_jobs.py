@@ -61,6 +61,18 @@ def test_who_is_slow_shows(job: Job, folder: Path, policy: str, what: str) -> No
         assert any(delivered)
 
 
+def test_who_made_the_micro_batches_shows(job: Job, folder: Path) -> None:
+    found = steps_of(record(job, folder, "recorded", "work_sharing", "20", "whole"))
+    assert (found.rounds, found.passes) == (True, 2)
+    common = found.common()
+    made = np.array([of_rank.micro_batches for of_rank in common.ranks])
+    assert made.shape[1] >= 15
+    assert set(made.sum(axis=0)) == {6}
+    assert made[2].sum() < made[0].sum()
+    *others, slow = np.median(common.compute, axis=0)
+    assert max(others) < 2 * SLEEP <= slow  # of two micro-batches
+
+
 @FOR_GLOO
 @pytest.mark.launch(framework="tensorflow")
 @pytest.mark.parametrize("policy", ["full", "majority"])

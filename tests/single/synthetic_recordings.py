@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from horovod_partial.policies import SharedUpdates
+
 RUN = "20261123T223115.123456Z"
 BOOT = 50_000.0
 WALL = 1_795_473_075.0
@@ -43,6 +45,7 @@ class Job:
     Attributes:
         compute: seconds, of the shape (steps, ranks).
         quorum: arrivals that close a round; None is `Full()`.
+        passes: micro-batches of a step for each rank, which the ranks share; 0 is no work sharing.
         reduce: seconds of a reduction.
         hosts: of the ranks, in order, again from the first where there are more ranks.
         late_ends: the share of the ends of reductions that a rank sees late, by up to 50 ms.
@@ -52,6 +55,7 @@ class Job:
 
     compute: NDArray[np.float64]
     quorum: int | None = None
+    passes: int = 0
     reduce: float = 0.004
     hosts: list[Host] = field(default_factory=lambda: [Host("worker-0")])
     late_ends: float = 0.0
@@ -68,7 +72,7 @@ def write(folder: Path, job: Job) -> Path:
     """Write the run. Returns its folder."""
     rows: dict[int, list[Row]] = defaultdict(list)
     rng = np.random.default_rng(job.seed)
-    (_full if job.quorum is None else _partial)(job, rows, rng)
+    (_shared if job.passes else _full if job.quorum is None else _partial)(job, rows, rng)
     path = folder / job.run
     path.mkdir(parents=True)
     for rank in range(job.compute.shape[1]):
@@ -184,6 +188,32 @@ def _partial(job: Job, rows: dict[int, list[Row]], rng: np.random.Generator) -> 
     _Rounds(job, rows, rng).run()
 
 
+def _shared(job: Job, rows: dict[int, list[Row]], rng: np.random.Generator) -> None:
+    """The rank that is free first makes the next micro-batch of a step."""
+    begin, made = 1.0, [0] * job.compute.shape[1]
+    for step, compute in enumerate(job.compute):
+        free = [(begin, rank) for rank in range(len(compute))]
+        for _ in range(job.passes * len(compute)):
+            since, rank = min(free)
+            time = since + compute[rank] / job.passes
+            free[rank] = time, rank
+            for bucket, part in enumerate((FIRST_PART, 1.0)):
+                moment = time - (1 - part) * compute[rank] / job.passes
+                columns = {"step": made[rank], "bucket": bucket_number(rank, bucket), "time": moment}
+                rows[rank].append((moment, "arrivals", columns))
+            made[rank] += 1
+        end = max(free)[0] + job.reduce
+        of = {"sequence": step, "step": -1, "begin": end - job.reduce, "end": end, "bytes": sum(NBYTES)}
+        _reduction(job, rows, rng, **of)
+        for since, rank in free:
+            for bucket in range(len(BUCKETS)):
+                columns = {"bucket": bucket_number(rank, bucket), "time": end, "round": step, "late": 0, "staleness": 0}
+                rows[rank].append((end, "results", columns))
+            waited = {"bucket": bucket_number(rank, 0), "begin": since, "end": end + WAKING}
+            rows[rank].append((end + WAKING, "waits", waited))
+        begin = end + WAKING
+
+
 def _write_rank(path: Path, job: Job, rank: int, rows: list[Row]) -> None:
     host = job.hosts[rank % len(job.hosts)]
     start = 0.01 * rank  # ranks begin to record one after the other
@@ -203,14 +233,14 @@ def _write_rank(path: Path, job: Job, rank: int, rows: list[Row]) -> None:
     }
     header |= {"clock": host.name, "size": job.compute.shape[1], "pid": 4711 + rank}
     header |= {"wall": WALL + start + host.wall_error, "steady": round(1e6 * shown(start))}
-    policy = "full" if job.quorum is None else f"quorum:{job.quorum}"
+    policy = repr(SharedUpdates(job.passes, False)) if job.passes else f"quorum:{job.quorum}"
     numbers = [bucket_number(rank, bucket) for bucket in range(len(BUCKETS))]
     buckets = {"table": "buckets", "bucket": numbers, "name": BUCKETS, "policy": [policy] * 2, "process_set": [0, 0]}
     buckets["bytes"] = NBYTES
     last = rows[-1][0]
     for segment in range(job.segments):
         lines: list[dict[str, Any]] = [header | {"segment": segment}]
-        lines += [buckets] if job.quorum is not None else []
+        lines += [buckets] if job.quorum is not None or job.passes else []
         begin, end = last * segment / job.segments, last * (segment + 1) / job.segments
         tables: dict[tuple[int, str], dict[str, list[Any]]] = {}
         for time, table, columns in rows:

@@ -22,12 +22,12 @@ STEP = 0.1  # seconds
 
 
 def advise(folder: Path, compute: NDArray[np.float64], quorum: int | None = None, reduce: float = 0.004) -> Advice:
-    synthetic.write(folder, Job(compute, quorum, reduce))
+    synthetic.write(folder, Job(compute, quorum, reduce=reduce))
     return advice.advise(recording.load(folder))
 
 
 def rates(found: Advice) -> dict[str, float]:
-    return {one.policy: one.rate for one in found.predictions}
+    return {str(one): one.rate for one in found.predictions}
 
 
 def one_random(steps: int = 100) -> NDArray[np.float64]:
@@ -40,6 +40,7 @@ def test_where_nobody_is_slow_full_stays(tmp_path: Path) -> None:
     assert found.chosen.policy == "full"
     assert found.text.startswith("Full() is the policy to have")
     assert found.shares == {}
+    assert "WorkSharing" not in found.text
 
 
 def test_rates_are_those_of_the_compute_times(tmp_path: Path) -> None:
@@ -56,9 +57,9 @@ def test_of_what_is_near_the_fastest_the_one_with_the_fewest_late_gradients_is_c
     of_gradients = advice.gradient_policies(RANKS)
     best = max(rate[policy] for policy in of_gradients)
     near = [one for one in found.predictions if one.policy in of_gradients and one.rate >= 0.96 * best]
-    assert found.chosen == min(near, key=lambda one: one.late)
-    assert found.chosen.policy != "full"
-    assert f"HOROVOD_PARTIAL_SYNC={found.chosen.policy}" in found.text
+    assert found.unsplit == min(near, key=lambda one: one.late)
+    assert found.unsplit.policy != "full"
+    assert f"If a step cannot be split: HOROVOD_PARTIAL_SYNC={found.unsplit.policy}" in found.text
     assert "a Transformer with Adam or Muon did not: if the job has one of these, pass --optimizer" in found.text
     assert "BalancedBatchSampler" not in found.text
 
@@ -67,11 +68,11 @@ def test_the_optimizer_says_which_quorums_are_left(tmp_path: Path) -> None:
     folder = synthetic.write(tmp_path, Job(one_random()))
     found = {kind: advice.advise(recording.load(folder), kind) for kind in advice.LEAST_QUORUM}
     quorums = advice.gradient_policies(RANKS)
-    assert quorums[found["sgd"].chosen.policy] < 0.75 * RANKS
+    assert quorums[found["sgd"].unsplit.policy] < 0.75 * RANKS
     assert "left out" not in found["sgd"].text
     assert "Adam" not in found["sgd"].text
     for kind in ("adam", "adamw", "muon"):
-        assert 0.75 * RANKS <= quorums[found[kind].chosen.policy] < RANKS
+        assert 0.75 * RANKS <= quorums[found[kind].unsplit.policy] < RANKS
         assert (
             f"Quorums below 75% of the ranks are left out: in our benchmarks a Transformer with such an optimizer ({kind})"
             in (found[kind].text)
@@ -83,7 +84,7 @@ def test_with_adam_full_stays_where_only_small_quorums_gain(tmp_path: Path) -> N
     compute = synthetic.even(100, RANKS, STEP)
     compute[:, : RANKS // 2] *= 3
     found = advice.advise(recording.load(synthetic.write(tmp_path, Job(compute))), "adam")
-    assert found.chosen.policy == "full"
+    assert found.unsplit.policy == "full"
     assert "no quorum of 75% of the ranks or more is predicted to be more than 4 % faster" in found.text
 
 
@@ -123,7 +124,7 @@ def test_shares_are_told_beside_a_policy_that_betters_them(tmp_path: Path) -> No
     text = advise(tmp_path, compute).text
     assert "Rank 3 always takes" in text
     assert "which no policy of gradients betters" not in text
-    assert "Where batches must stay as they are: HOROVOD_PARTIAL_SYNC=" in text
+    assert "Where batches must stay as they are: If a step accumulates micro-batches" in text
 
 
 @pytest.mark.parametrize("every", [1, 50])
@@ -143,14 +144,43 @@ def test_a_metric_in_each_step_is_told(tmp_path: Path, quorum: int | None, every
     assert ("waits for an operation of Horovod's own" in advice.advise(recording.load(tmp_path)).text) == (every == 1)
 
 
-def test_shared_work_tells_nothing_of_a_step(tmp_path: Path) -> None:
-    folder = synthetic.write(tmp_path, Job(one_random(), 4))
-    for file in folder.iterdir():
-        file.write_text(
-            file.read_text().replace('"quorum:4"', '"WorkSharing(), backward_passes_per_step=4 op=Average"')
-        )
-    with pytest.raises(ValueError, match=r"recorded under WorkSharing\(\), where ranks make different numbers"):
-        advice.advise(recording.load(tmp_path))
+def test_work_sharing_is_advised_with_its_price(tmp_path: Path) -> None:
+    compute = synthetic.even(100, RANKS, STEP, noise=0.0)
+    compute[:, 3] *= 2
+    found = advise(tmp_path, compute)
+    assert (found.chosen.policy, found.chosen.late) == ("work_sharing", 0)
+    # The others make all but a part of what the slow rank would have made.
+    assert found.chosen.rate == pytest.approx(1 / (STEP * RANKS / (RANKS - 0.5) + 0.004), rel=0.07)
+    told = re.search(
+        r"backward_passes_per_step=(\d+) .* Full\(\) is as fast if each of them takes ([0-9.]+) ms more", found.text
+    )
+    assert told is not None
+    assert int(told[1]) == found.chosen.passes
+    # So much longer micro-batches fill the time that Full() waits.
+    gap = 1 / rates(found)["full"] - 1 / found.chosen.rate
+    assert float(told[2]) == pytest.approx(1e3 * gap / found.chosen.passes, rel=0.2)
+
+
+def test_samples_stay_long_on_whatever_rank(tmp_path: Path) -> None:
+    """So sharing gains less than where the ranks are slow."""
+    compute = STEP * np.random.default_rng(0).lognormal(0.0, 0.4, (100, RANKS))
+    of_ranks, of_samples = (
+        advice.predict(compute, 0.004, ["work_sharing"], passes=4, of_samples=of_samples)[0]
+        for of_samples in (False, True)
+    )
+    full = advice.predict(compute, 0.004, ["full"])[0]
+    assert full.rate < of_samples.rate < of_ranks.rate
+
+
+@pytest.mark.parametrize("passes", [2, 8])
+def test_what_is_recorded_under_work_sharing_tells_the_same(tmp_path: Path, passes: int) -> None:
+    compute = one_random()
+    under_full = advise(tmp_path / "full", compute)
+    synthetic.write(tmp_path / "shared", Job(compute, passes=passes))
+    shared = advice.advise(recording.load(tmp_path / "shared"))
+    for one, other in zip(under_full.predictions, shared.predictions, strict=True):
+        assert one.rate == pytest.approx(other.rate, rel=0.05), str(one)
+    assert "recorded under WorkSharing(), backward_passes_per_step" in shared.title
 
 
 def test_averages_every_few_steps_tell_nothing_of_a_step(tmp_path: Path) -> None:

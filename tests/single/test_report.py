@@ -75,6 +75,33 @@ def test_waiting_is_set_against_full(summary: Summary) -> None:
         assert summary.waiting.endswith("A policy that waits for nobody saves that at most.")
 
 
+def test_who_made_the_micro_batches(tmp_path: Path) -> None:
+    compute = synthetic.even(60, 4, seed=1)
+    compute[:, 3] *= 3
+    folder = synthetic.write(tmp_path, Job(compute, passes=4))
+    summary = Summary.of(recording.load(tmp_path))
+    assert summary.steps.passes == 4
+    assert summary.answer == "Rank 3 always takes 3.0 times as long as the faster ranks."
+    arrivals = [0, 0, 0, 0]
+    for rank in range(4):
+        for line in map(json.loads, (folder / f"rank-{rank}.0.jsonl").read_text().splitlines()):
+            if line.get("table") == "arrivals":
+                arrivals[rank] += line["bucket"].count(synthetic.bucket_number(rank, 0))
+    made = [rank.micro_batches for rank in summary.ranks]
+    assert sum(made) == 59 * 16  # without the first step
+    assert all(0 <= of_all - of <= 8 for of_all, of in zip(arrivals, made, strict=True))
+    assert made[3] < 0.5 * made[0]
+    full = (compute[1:].max(axis=1) - compute[1:].mean(axis=1)).sum()
+    assert summary.waited_under_full.sum() == pytest.approx(full, rel=0.02)
+    assert summary.waited.sum() < 0.4 * full
+    shown = CliRunner().invoke(cli.app, ["report", str(tmp_path), "--prometheus", str(tmp_path / "of.prom")])
+    assert "micro-batches" in shown.output
+    assert f"{made[0]} ({made[0] / sum(made):.0%})" in shown.output
+    metrics = (tmp_path / "of.prom").read_text()
+    assert "# TYPE horovod_partial_micro_batches_total counter" in metrics
+    assert f'horovod_partial_micro_batches_total{{rank="3",host="worker-0"}} {made[3]}.0' in metrics
+
+
 def test_time_goes_to_compute_wait_and_reductions(summary: Summary) -> None:
     for steps, rank in zip(summary.steps.ranks, summary.ranks, strict=True):
         step = np.mean(steps.result - steps.begin)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +16,13 @@ from horovod_partial.merging import MessageCost
 
 Floats = NDArray[np.float64]
 
-# A bound on the simulated steps, summed over ranks, policies and resamples: so many take some seconds.
+# A bound on the simulated micro-batches, summed over ranks, policies and resamples: so many take some seconds.
 _MOST_SIMULATED = 5_000_000
 _MOST_RESAMPLES = 50
 _LEAST_RESAMPLES = 20  # fewer resamples do not give an interval
+PASSES = (2, 4, 8, 16)  # numbers of micro-batches for which work sharing is predicted
 _LEAST_BLOCKS = 10  # a resample consists of at least so many blocks of steps
+_HALVINGS = 10  # of the interval in which a price is searched
 _CYCLE = 1e-3  # Horovod's default cycle time, in seconds
 
 
@@ -29,6 +32,7 @@ class Prediction:
 
     Attributes:
         policy: the text of the policy, for `HOROVOD_PARTIAL_SYNC`.
+        passes: with `work_sharing`, the micro-batches of a step for each rank (`backward_passes_per_step`); otherwise 1.
         rate: steps per second of a rank; the mean over the ranks.
         interval: bounds of 95 % of the rates of resampled steps; NaN if the job is too large for enough resamples.
         late: the share of contributions that come too late for their round, 0 to 1.
@@ -38,11 +42,16 @@ class Prediction:
     """
 
     policy: str
+    passes: int
     rate: float
     interval: tuple[float, float]
     late: float
     staleness: float
     staleness_95: float
+
+    def __str__(self) -> str:
+        """Return the policy's text, and the number of micro-batches if there are several."""
+        return f"{self.policy}, K = {self.passes}" if self.passes > 1 else self.policy
 
 
 def gradient_policies(ranks: int) -> dict[str, int]:
@@ -77,7 +86,9 @@ def seconds_behind_the_last(steps: JobSteps) -> float:
     return float(np.median(found)) if len(found) else 0.0
 
 
-def predict(compute: Floats, reduction: float, policies: Collection[str], seed: int = 0) -> list[Prediction]:
+def predict(
+    compute: Floats, reduction: float, policies: Collection[str], *, passes: int = 1, of_samples: bool = False
+) -> list[Prediction]:
     """Predict how fast a job would be under each policy, by running its compute times through the simulator.
 
     The whole time of a reduction counts as time for bytes. A group of k of P ranks takes (k - 1) P / (k (P - 1)) of this
@@ -88,33 +99,66 @@ def predict(compute: Floats, reduction: float, policies: Collection[str], seed: 
         compute: compute times in seconds, of the shape (steps, ranks), above 0.
         reduction: the time from the last gradient to the result among all ranks, in seconds.
         policies: texts of policies.
-        seed: seed of the random blocks.
+        passes: micro-batches of a step for each rank, which together take as long as the step.
+        of_samples: whether a micro-batch takes the same time on every rank, because its samples tell how long it takes.
+            Otherwise a rank that is slow in a step is slow for all micro-batches that it makes in it.
     """
     steps, ranks = compute.shape
-    resamples = min(_MOST_RESAMPLES, _MOST_SIMULATED // max(1, steps * ranks * len(policies)))
-    drawn = _blocks(steps, resamples, seed)
+    most = _MOST_RESAMPLES if passes == 1 else _LEAST_RESAMPLES  # micro-batches take longer to simulate
+    resamples = min(most, _MOST_SIMULATED // max(1, steps * ranks * passes * len(policies)))
+    drawn = _blocks(steps, resamples)
     predictions = []
     for policy in policies:
-        result = _run(compute, reduction, policy)
-        rates = [1 / _run(compute[rows], reduction, policy).iteration_time for rows in drawn]
+        run = partial(_run, reduction=reduction, policy=policy, passes=passes, of_samples=of_samples)
+        result = run(compute)
+        rates = [1 / run(compute[rows]).iteration_time for rows in drawn]
         rate = 1 / result.iteration_time
         low, high = (
             np.quantile(rates, [0.025, 0.975]).tolist() if len(rates) >= _LEAST_RESAMPLES else (math.nan, math.nan)
         )
         predictions.append(
             Prediction(
-                policy, rate, (low, high), result.late, result.staleness, _percentile(result.staleness_histogram)
+                policy,
+                passes,
+                rate,
+                (low, high),
+                result.late,
+                result.staleness,
+                _percentile(result.staleness_histogram),
             )
         )
     return predictions
 
 
-def _run(compute: Floats, reduction: float, policy: str) -> Result:
+def price_of_a_split(compute: Floats, reduction: float, shared: Prediction, rate: float, *, of_samples: bool) -> float:
+    """Return the time in seconds that a micro-batch may take in addition to its part of a step.
+
+    If each micro-batch takes so much more, the job makes `rate` steps per second under work sharing.
+
+    Args:
+        compute, reduction, of_samples: see `predict`.
+        shared: the prediction for `work_sharing`, whose rate is above `rate`.
+        rate: steps per second.
+    """
+    low, high = 0.0, 1 / rate
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        result = _run(compute, reduction, shared.policy, passes=shared.passes, of_samples=of_samples, split=middle)
+        low, high = (middle, high) if 1 / result.iteration_time > rate else (low, middle)
+    return low
+
+
+def _run(
+    compute: Floats, reduction: float, policy: str, *, passes: int, of_samples: bool, split: float = 0.0
+) -> Result:
     ranks = compute.shape[1]
     least = float(compute.min())
     trace = Trace("recorded", least, (Gradient("all", 1, 0.0),))
     # In the measured time half a cycle passes on average until a round closes. The simulator adds this time itself.
     cost = max(reduction - _CYCLE / 2, 0.0)
+    delays = compute - least
+    if of_samples:
+        delays = np.repeat(delays[:, :, None] / passes, passes, axis=2)
     cluster = Cluster.fit_ring(MessageCost(0.0, cost), ranks) if ranks > 1 else Cluster(0.0, 0.0)
     return simulate(
         trace,
@@ -123,16 +167,18 @@ def _run(compute: Floats, reduction: float, policy: str) -> Result:
         cluster=cluster,
         rule="single",
         iterations=len(compute),
-        delays=compute - least,
+        delays=delays,
         cycle=_CYCLE,
+        passes=passes,
+        split=split,
     )
 
 
-def _blocks(steps: int, resamples: int, seed: int) -> list[NDArray[np.int64]]:
+def _blocks(steps: int, resamples: int) -> list[NDArray[np.int64]]:
     """Draw the steps of each resample, as rows of the compute times, in blocks that are long enough to keep bursts whole."""
     length = max(1, steps // _LEAST_BLOCKS)
     count = math.ceil(steps / length)
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     begins = generator.integers(0, steps - length + 1, (resamples, count))
     return [(begin[:, None] + np.arange(length)).ravel()[:steps] for begin in begins]
 

@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_partial.insight.advice.predictions import (
+    PASSES,
     Prediction,
     gradient_policies,
     model_policies,
     predict,
+    price_of_a_split,
     seconds_behind_the_last,
 )
 from horovod_partial.insight.recording import Clocks, JobSteps, Recording
@@ -35,8 +37,10 @@ class Advice:
 
     Attributes:
         title: a title that says what was recorded.
-        predictions: the predictions for gradient policies, from `full` to `solo`, then for model policies.
-        chosen: the prediction for the recommended policy, a gradient policy.
+        predictions: the predictions for gradient policies, from `full` to `solo`, then for work sharing, then for model
+            policies.
+        chosen: the prediction for the recommended policy. It is no model policy.
+        unsplit: the prediction for the policy that is recommended if a step cannot be split into micro-batches.
         shares: the factor for each rank's batch size under `full`, by rank, if all batches are equal now; empty if no
             rank is persistently slow.
         text: the advice, in sentences.
@@ -46,6 +50,7 @@ class Advice:
     title: str
     predictions: tuple[Prediction, ...]
     chosen: Prediction
+    unsplit: Prediction
     shares: dict[int, float]
     text: str
     remarks: tuple[str, ...]
@@ -80,13 +85,18 @@ def advise(recording: Recording, optimizer: str | None = None) -> Advice:
     quorums = gradient_policies(ranks)
     of_gradients = predict(compute, reduction, quorums)
     of_models = predict(compute, reduction, model_policies(ranks))
+    slow = slowness.of_job([rank.rank for rank in steps.ranks], compute)
+    follows_data = slowness.follows_data(compute, slow)
+    of_shares = [
+        predict(compute, reduction, ["work_sharing"], passes=passes, of_samples=follows_data)[0] for passes in PASSES
+    ]
     least = LEAST_QUORUM[optimizer] if optimizer is not None else 0.0
     left = [prediction for prediction in of_gradients if quorums[prediction.policy] >= least * ranks]
-    best = max(prediction.rate for prediction in left)
-    near = [prediction for prediction in left if prediction.rate >= NEAR * best]
-    chosen = min(near, key=lambda prediction: prediction.late)
-    slow = slowness.of_job([rank.rank for rank in steps.ranks], compute)
-    alike = predict(_alike(compute), reduction, ["full"])[0] if slowness.follows_data(compute, slow) else None
+    chosen, unsplit = _choice([*left, *of_shares]), _choice(left)
+    price = 0.0
+    if chosen in of_shares:
+        price = price_of_a_split(compute, reduction, chosen, of_gradients[0].rate, of_samples=follows_data)
+    alike = predict(_alike(compute), reduction, ["full"])[0] if follows_data else None
     shares = _shares(slow)
     balanced = predict(compute * list(shares.values()), reduction, ["full"])[0] if shares else None
     other_waits = [
@@ -94,20 +104,29 @@ def advise(recording: Recording, optimizer: str | None = None) -> Advice:
     ]
     sentences = (
         _of_other_waits(statistics.median(other_waits)),
-        _of_batches(of_gradients, balanced, slow, shares),
+        _of_batches([*of_gradients, *of_shares], balanced, slow, shares),
         _of_data(of_gradients[0], alike),
-        _of_policy(of_gradients[0], chosen, least),
-        _of_optimizer(optimizer, least, chosen),
+        _of_shares(of_gradients[0], chosen, price) if chosen in of_shares else "",
+        _of_policy(of_gradients[0], unsplit, least),
+        _of_optimizer(optimizer, least, unsplit),
         _of_models(chosen, of_models),
     )
     return Advice(
         title=f"run {recording.run}: {ranks} ranks, {count} steps, recorded under {_short(steps.policy)}; predicted",
-        predictions=(*of_gradients, *of_models),
+        predictions=(*of_gradients, *of_shares, *of_models),
         chosen=chosen,
+        unsplit=unsplit,
         shares=shares,
         text=" ".join(filter(None, sentences)),
         remarks=(*recording.remarks, *steps.remarks),
     )
+
+
+def _choice(predictions: list[Prediction]) -> Prediction:
+    """Of the policies that are nearly the fastest, choose the one with the fewest late gradients and micro-batches."""
+    best = max(prediction.rate for prediction in predictions)
+    near = [prediction for prediction in predictions if prediction.rate >= NEAR * best]
+    return min(near, key=lambda prediction: (prediction.late, prediction.passes))
 
 
 def _short(policy: str) -> str:
@@ -141,9 +160,9 @@ def _of_other_waits(share: float) -> str:
 
 
 def _of_batches(
-    of_gradients: list[Prediction], balanced: Prediction | None, slow: list[Slowness], shares: dict[int, float]
+    predictions: list[Prediction], balanced: Prediction | None, slow: list[Slowness], shares: dict[int, float]
 ) -> str:
-    full = of_gradients[0]
+    full = predictions[0]
     if balanced is None or balanced.rate * NEAR < full.rate:
         return ""
     named = [rank for rank in slow if rank.kind == "persistent"]
@@ -154,7 +173,7 @@ def _of_batches(
     )
     others = [share for rank, share in shares.items() if rank not in {each.rank for each in named}]
     rest = f", and each other rank {others[0]:.2f} of its own" if others else ""
-    fastest = max(prediction.rate for prediction in of_gradients)
+    fastest = max(prediction.rate for prediction in predictions)
     best = ", which no policy of gradients betters by more than 4 %" if balanced.rate >= NEAR * fastest else ""
     return (
         f"{ranks[0].upper()}{ranks[1:]}{rest}: under Full() {balanced.rate / full.rate:.2f} times as many steps in a second are "
@@ -170,6 +189,15 @@ def _of_data(full: Prediction, alike: Prediction | None) -> str:
         "All ranks have long and short steps, and one step does not predict the next. This happens if samples differ in length. "
         "If yours do, first give all ranks samples of like length in the same step, with hvd.BalancedBatchSampler: under Full() "
         f"{alike.rate / full.rate:.2f} times as many steps in a second are predicted, and nothing is stale. Otherwise:"
+    )
+
+
+def _of_shares(full: Prediction, chosen: Prediction, price: float) -> str:
+    return (
+        f"If a step accumulates micro-batches, or can be split into them, hvd.WorkSharing() with backward_passes_per_step={chosen.passes} "
+        f"is the policy to have: {chosen.rate / full.rate:.2f} times as many steps in a second as under Full() are predicted, and no "
+        f"gradient is late. That is with micro-batches that take 1/{chosen.passes} of a step each. Smaller batches are less "
+        f"efficient: Full() is as fast if each of them takes {1e3 * price:.1f} ms more. If a step cannot be split:"
     )
 
 

@@ -6,6 +6,9 @@ With rounds (a partial policy), it uses `arrivals`, `results` and `waits`:
 * *result*: the latest result of the step. A late contribution has its result at once.
 * *begin*: when the application went on after the step before: its result, or the end of the last wait for it.
 
+Under `WorkSharing()` a step is an update, whose number is that of its round. A rank has an arrival for each micro-batch that
+it made. If it made none, it has no such step.
+
 Without rounds (`Full()`), it uses `handed` and `reductions`:
 
 * *result*: the end of the last reduction of the step.
@@ -21,6 +24,7 @@ was not over.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, fields
 from typing import Any
@@ -30,13 +34,14 @@ from numpy.typing import NDArray
 
 from horovod_partial.insight.recording.clocks import Clocks
 from horovod_partial.insight.recording.reading import RankRecording, Recording
-from horovod_partial.policies import WorkSharing
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 # An application that computes for so many seconds between a wait and its next tensors has worked on. The time between two
 # gradients of one optimizer is shorter.
 _LEAST_WORK = 2e-4
+# The text of the policy of buckets under `WorkSharing()`.
+_SHARED = re.compile(r"WorkSharing\(\), backward_passes_per_step=(\d+)")
 Intervals = tuple[Floats, Floats]  # begins and ends, in seconds; intervals are in order and do not overlap
 
 
@@ -46,7 +51,8 @@ class RankSteps:
 
     Attributes:
         rank: the rank.
-        step: int64, the number of the step on this rank.
+        step: int64, the number of the step on this rank; under `WorkSharing()` the number of the update.
+        micro_batches: int64, how many micro-batches of the step this rank made; 1 under other policies.
         begin: float64, when the application went on after the step before.
         handed: float64, when the rank's compute ended.
         result: float64, when the last result was there.
@@ -60,6 +66,7 @@ class RankSteps:
 
     rank: int
     step: Integers
+    micro_batches: Integers
     begin: Floats
     handed: Floats
     result: Floats
@@ -83,12 +90,15 @@ class JobSteps:
     Attributes:
         policy: the text of the policy that most of the training's bytes travel under; `full` without rounds.
         rounds: whether the training reduces by rounds, not by Horovod's own operations.
+        passes: the micro-batches of a step for each rank, on average, which ranks share under `WorkSharing()`; 1 under
+            other policies.
         ranks: the steps of each rank, in order of rank. Ranks may have different numbers of steps.
         remarks: sentences about missing data.
     """
 
     policy: str
     rounds: bool
+    passes: int
     ranks: tuple[RankSteps, ...]
     remarks: tuple[str, ...]
 
@@ -99,8 +109,7 @@ class JobSteps:
         The training has rounds if more bytes arrived in buckets than Horovod itself reduced.
 
         Raises:
-            ValueError: no rank has recorded two steps, so the length of a step is unknown; or the run used
-                `WorkSharing`, where ranks make different numbers of micro-batches.
+            ValueError: no rank has recorded two steps, so the length of a step is unknown.
         """
         arrived: Counter[str] = Counter()
         reduced = 0
@@ -110,12 +119,9 @@ class JobSteps:
                 arrived[found.policy] += found.nbytes * int(count)
             reductions = rank.tables["reductions"]
             reduced += int(reductions["bytes"][reductions["step"] >= 0].sum())
-        if any(policy.startswith(repr(WorkSharing())) for policy in arrived):
-            raise ValueError(
-                f"run {recording.run} was recorded under {WorkSharing()!r}, where ranks make different numbers of micro-batches: "
-                "record it under Full()"
-            )
         rounds = arrived.total() > reduced
+        policy = arrived.most_common(1)[0][0] if rounds else "full"
+        shared = _SHARED.match(policy)
         of_rank = _of_rounds if rounds else _of_reductions
         all_ranks = [of_rank(rank, clocks) for rank in recording.ranks.values()]
         ranks = tuple(steps for steps in all_ranks if len(steps.step))
@@ -125,12 +131,16 @@ class JobSteps:
             )
         empty = [steps.rank for steps in all_ranks if not len(steps.step)]
         remarks = [f"Rank {rank} has not recorded two whole steps." for rank in empty]
-        return cls(arrived.most_common(1)[0][0] if rounds else "full", rounds, ranks, tuple(remarks))
+        return cls(policy, rounds, int(shared[1]) if shared else 1, ranks, tuple(remarks))
 
     @property
     def compute(self) -> Floats:
-        """The compute times in seconds, of the shape (steps, ranks). All ranks must have the same steps (`common`)."""
-        return np.column_stack([steps.compute for steps in self.ranks])
+        """How long each rank computes for its part of a step, in seconds, of the shape (steps, ranks).
+
+        Under `WorkSharing()` this is the time of `passes` micro-batches, at the pace of those that the rank made in this step.
+        All ranks must have the same steps (`common`).
+        """
+        return np.column_stack([steps.compute * (self.passes / steps.micro_batches) for steps in self.ranks])
 
     def common(self) -> JobSteps:
         """Return only the steps that every rank has recorded. So the arrays of all ranks have the same shape."""
@@ -148,7 +158,7 @@ class JobSteps:
                     f"{fewest.rank} has too."
                 ),
             )
-        return JobSteps(self.policy, self.rounds, ranks, remarks)
+        return JobSteps(self.policy, self.rounds, self.passes, ranks, remarks)
 
 
 def intervals(rank: RankRecording, name: str, clocks: Clocks, rows: Any = slice(None)) -> Intervals:
@@ -186,10 +196,16 @@ def share_with_other_waits(rank: RankRecording, steps: RankSteps, clocks: Clocks
 def _of_rounds(rank: RankRecording, clocks: Clocks) -> RankSteps:
     arrivals, results, waits = (rank.tables[name] for name in ("arrivals", "results", "waits"))
     of = results_of_arrivals(rank)
-    order = np.argsort(arrivals["step"], kind="stable")
-    step, first = np.unique(arrivals["step"][order], return_index=True)
+    number = arrivals["step"].copy()
+    shared = np.isin(arrivals["bucket"], _shared_buckets(rank))
+    if shared.any():
+        number[shared] = np.r_[results["round"], -1][of[shared]]
+    order = np.lexsort((arrivals["bucket"], number))
+    step, first = np.unique(number[order], return_index=True)
     if not len(step):
-        return _steps(rank, clocks, step, step, step, step, step, step, step, step > 0)
+        return _steps(rank, clocks, step, step, step, step, step, step, step, step, step > 0)
+    visits, in_bucket = np.unique(np.stack((number[order], arrivals["bucket"][order])), axis=1, return_counts=True)
+    micro_batches = np.maximum.reduceat(in_bucket, np.searchsorted(visits[0], step))
     arrival = arrivals["time"][order]
     rows = {name: results[name][of[order]] if len(results[name]) else np.zeros_like(of) for name in results}
     handed = np.maximum.reduceat(arrival, first)
@@ -205,7 +221,11 @@ def _of_rounds(rank: RankRecording, clocks: Clocks) -> RankSteps:
     waited = np.r_[np.maximum.accumulate(waits["end"][begun]), 0][last]
     went_on = np.maximum(result, waited)
     whole = np.minimum.reduceat(of[order], first) >= 0
-    return _steps(rank, clocks, step, handed, result, went_on, round_, late, staleness, whole)
+    return _steps(rank, clocks, step, micro_batches, handed, result, went_on, round_, late, staleness, whole)
+
+
+def _shared_buckets(rank: RankRecording) -> list[int]:
+    return [number for number, bucket in rank.buckets.items() if _SHARED.match(bucket.policy)]
 
 
 def results_of_arrivals(rank: RankRecording) -> Integers:
@@ -214,12 +234,17 @@ def results_of_arrivals(rank: RankRecording) -> Integers:
     Returns rows of the table `results`, of the shape (arrivals,); -1 for arrivals without a result.
     """
     arrivals, results = rank.tables["arrivals"], rank.tables["results"]
+    shared = _shared_buckets(rank)
     of = np.full(len(arrivals["time"]), -1)
     for bucket in np.unique(arrivals["bucket"]):
         arrived = np.flatnonzero(arrivals["bucket"] == bucket)
         ended = np.flatnonzero(results["bucket"] == bucket)
         # Results before the first recorded arrival belong to arrivals in segments that were dropped.
         ended = ended[results["time"][ended] >= arrivals["time"][arrived[0]]]
+        if bucket in shared:  # all micro-batches of an update have one result, the next one
+            row = np.searchsorted(results["time"][ended], arrivals["time"][arrived])
+            of[arrived] = np.r_[ended, -1][row]
+            continue
         count = min(len(arrived), len(ended))
         of[arrived[:count]] = ended[:count]
     return of
@@ -240,13 +265,14 @@ def _of_reductions(rank: RankRecording, clocks: Clocks) -> RankSteps:
     if len(step) and not rank.ended:
         whole[-1] = False  # the recording may have ended in the middle of the last step
     none = np.full(len(step), -1)
-    return _steps(rank, clocks, step, handed, result, result, none, 0 * none, 0 * none, whole)
+    return _steps(rank, clocks, step, -none, handed, result, result, none, 0 * none, 0 * none, whole)
 
 
 def _steps(
     rank: RankRecording,
     clocks: Clocks,
     step: Integers,
+    micro_batches: Integers,
     handed: Integers,
     result: Integers,
     went_on: Integers,
@@ -267,6 +293,7 @@ def _steps(
     steps = RankSteps(
         rank=rank.rank,
         step=step,
+        micro_batches=micro_batches,
         begin=begin,
         handed=given,
         result=done,
@@ -277,7 +304,8 @@ def _steps(
         reduce=running,
         wait=done - given + halted - running,
     )
-    return steps.take(whole & np.r_[False, whole[:-1]][: len(step)])
+    follows = np.r_[False, whole[:-1] & (np.diff(step) == 1)][: len(step)]
+    return steps.take(whole & follows)
 
 
 def _union(begin: Floats, end: Floats) -> Intervals:

@@ -37,7 +37,9 @@ class Plot:
 def plots(summary: Summary) -> list[Plot]:
     """Return the plots that the recording has data for, in the order of the page."""
     made = [_compute_times(summary), _slow_ranks(summary), _parts(summary), _waiting(summary)]
-    if summary.steps.rounds:
+    if summary.shares_work:
+        made.append(_micro_batches(summary))
+    elif summary.steps.rounds:
         made += [_late(summary), _staleness(summary), *_rounds(summary)]
     return made
 
@@ -59,8 +61,9 @@ def _compute_times(summary: Summary) -> Plot:
 
 def _slow_ranks(summary: Summary) -> Plot:
     ranks = (summary.slow or summary.slowest_first)[:_LINES]
-    by_rank = {steps.rank: steps.compute for steps in summary.steps.ranks}
-    series = np.array([np.median(summary.steps.compute, axis=1), *(by_rank[rank.rank] for rank in ranks)])
+    compute = summary.steps.compute
+    by_rank = dict(zip((steps.rank for steps in summary.steps.ranks), compute.T, strict=True))
+    series = np.array([np.median(compute, axis=1), *(by_rank[rank.rank] for rank in ranks)])
     edges, times = _windows(summary, 1e3 * series, _COLUMNS)
     figure = go.Figure()
     names = ["median of all ranks", *(f"rank {rank.rank}" for rank in ranks)]
@@ -80,7 +83,7 @@ def _parts(summary: Summary) -> Plot:
     figure = go.Figure()
     names = [f"rank {rank.rank}" for rank in summary.ranks]
     parts = (
-        ("compute", _COMPUTE, [rank.slowness.compute for rank in summary.ranks]),
+        ("compute", _COMPUTE, [rank.compute for rank in summary.ranks]),
         ("wait for others", _WAIT, [rank.wait for rank in summary.ranks]),
         ("reduction", _REDUCE, [rank.reduce for rank in summary.ranks]),
     )
@@ -117,6 +120,16 @@ def _waiting(summary: Summary) -> Plot:
         figure.add_scatter(x=step[rows], y=np.cumsum(seconds)[rows], name=name, mode="lines", line=line)
     _axes(figure, "step", "waited so far (s)")
     return Plot(title, reading, figure)
+
+
+def _micro_batches(summary: Summary) -> Plot:
+    made = np.array([steps.micro_batches for steps in summary.steps.ranks], dtype=np.float64)
+    edges, counts = _windows(summary, made, _WINDOWS)
+    return Plot(
+        "Micro-batches",
+        "A row is a rank. Darker colours mean that it made more of the micro-batches of an update.",
+        _heat(summary, edges, counts, "micro-batches in an update", (0.0, float(counts.max()))),
+    )
 
 
 def _late(summary: Summary) -> Plot:

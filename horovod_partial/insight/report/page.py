@@ -23,7 +23,7 @@ def write(summary: Summary, path: str | PathLike[str]) -> None:
         policy=escape(summary.steps.policy),
         answer=escape(summary.answer),
         waiting=escape(summary.waiting),
-        columns="".join(_cell("th", name, name) for name in text.COLUMNS),
+        columns="".join(_cell("th", name, name) for name in text.columns(summary)),
         rows="\n".join(_row(summary)),
         plots="\n".join(_plots(summary)),
         remarks=_remarks(summary.remarks),
@@ -39,7 +39,7 @@ def _cell(tag: str, column: str, value: str) -> str:
 def _row(summary: Summary) -> list[str]:
     rows = []
     for rank in summary.slowest_first:
-        cells = zip(text.COLUMNS, text.cells(rank), strict=True)
+        cells = zip(text.columns(summary), text.cells(summary, rank), strict=True)
         kind = "" if rank.slowness.kind == "none" else ' class="slow"'
         rows.append(f"<tr{kind}>{''.join(_cell('td', *cell) for cell in cells)}</tr>")
     return rows

@@ -31,7 +31,7 @@ def _metrics(summary: Summary) -> Iterator[Metric]:
     parts = [
         ({**labels, "part": part}, seconds)
         for labels, rank in ranks
-        for part, seconds in (("compute", rank.slowness.compute), ("wait", rank.wait), ("reduce", rank.reduce))
+        for part, seconds in (("compute", rank.compute), ("wait", rank.wait), ("reduce", rank.reduce))
     ]
     yield "step_seconds", "Mean time of a step, by what it went to.", parts
     yield (
@@ -44,6 +44,9 @@ def _metrics(summary: Summary) -> Iterator[Metric]:
     yield "late_ratio", "Share of steps with a contribution that was late.", [(of, rank.late) for of, rank in ranks]
     stale = [(labels, rank.staleness) for labels, rank in ranks]
     yield "staleness_rounds", "Mean number of rounds that a rank had missed before a step.", stale
+    if summary.shares_work:
+        made = [(of, float(rank.micro_batches)) for of, rank in ranks]
+        yield "micro_batches_total", "Micro-batches that a rank made.", made
     waits = [({"policy": "recorded"}, float(summary.waited.sum()))]
     if summary.steps.rounds:
         waits.append(({"policy": "full"}, float(summary.waited_under_full.sum())))
@@ -59,7 +62,8 @@ def _metrics(summary: Summary) -> Iterator[Metric]:
 
 def _lines(metrics: Iterable[Metric]) -> Iterator[str]:
     for name, told, samples in metrics:
-        yield f"# HELP horovod_partial_{name} {told}\n# TYPE horovod_partial_{name} gauge\n"
+        kind = "counter" if name.endswith("_total") else "gauge"
+        yield f"# HELP horovod_partial_{name} {told}\n# TYPE horovod_partial_{name} {kind}\n"
         for labels, value in samples:
             inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
             yield f"horovod_partial_{name}{{{inside}}} {float(value)!r}\n"

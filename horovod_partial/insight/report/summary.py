@@ -28,6 +28,8 @@ class RankSummary:
         rank: the rank.
         host: the name of the rank's host.
         slowness: how slow the rank is.
+        micro_batches: how many micro-batches the rank made in all steps; under other policies than `WorkSharing()` the steps.
+        compute: how long the rank computed in a step, in seconds; the mean.
         wait: how long the rank waited for others in a step, in seconds; the mean.
         reduce: how long reductions ran in a step after the rank's last gradient, in seconds; the mean.
         late: the share of the rank's steps with a late contribution, 0 to 1.
@@ -37,6 +39,8 @@ class RankSummary:
     rank: int
     host: str
     slowness: Slowness
+    micro_batches: int
+    compute: float
     wait: float
     reduce: float
     late: float
@@ -90,6 +94,8 @@ class Summary:
                 rank=rank.rank,
                 host=recording.ranks[rank.rank].host,
                 slowness=of,
+                micro_batches=int(rank.micro_batches.sum()),
+                compute=float(rank.compute.mean()),
                 wait=float(rank.wait.mean()),
                 reduce=float(rank.reduce.mean()),
                 late=float(rank.late.mean()),
@@ -121,6 +127,11 @@ class Summary:
         of_all = np.array([decider.buckets[number].process_set == 0 for number in table["bucket"].tolist()], dtype=bool)
         order = np.argsort(table["time"][of_all], kind="stable")
         return {name: column[of_all][order] for name, column in table.items()}
+
+    @property
+    def shares_work(self) -> bool:
+        """Whether ranks share the micro-batches of a step."""
+        return self.steps.passes > 1
 
     @property
     def slow(self) -> list[RankSummary]:

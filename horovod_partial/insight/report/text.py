@@ -7,16 +7,22 @@ from rich.table import Table
 
 from horovod_partial.insight.report.summary import RankSummary, Summary
 
-COLUMNS = ("rank", "host", "slowness", "score", "compute ms", "wait ms", "reduce ms", "late", "staleness")
+
+def columns(summary: Summary) -> tuple[str, ...]:
+    """Return the names of the columns of the table of ranks."""
+    named = ("rank", "host", "slowness", "score", "compute ms", "wait ms", "reduce ms")
+    return (*named, "micro-batches") if summary.shares_work else (*named, "late", "staleness")
 
 
-def cells(rank: RankSummary) -> tuple[str, ...]:
-    """Return the texts of a rank's row in the table of ranks, in the order of `COLUMNS`."""
+def cells(summary: Summary, rank: RankSummary) -> tuple[str, ...]:
+    """Return the texts of a rank's row in the table of ranks, in the order of `columns`."""
     slow = rank.slowness
+    made = sum(each.micro_batches for each in summary.ranks)
+    shared = (f"{rank.micro_batches} ({rank.micro_batches / made:.0%})",)
     return (
         *(str(rank.rank), rank.host, "-" if slow.kind == "none" else str(slow), f"{slow.score:.2f}"),
-        *(f"{1e3 * seconds:.1f}" for seconds in (slow.compute, rank.wait, rank.reduce)),
-        *(f"{rank.late:.0%}", f"{rank.staleness:.2f}"),
+        *(f"{1e3 * seconds:.1f}" for seconds in (rank.compute, rank.wait, rank.reduce)),
+        *(shared if summary.shares_work else (f"{rank.late:.0%}", f"{rank.staleness:.2f}")),
     )
 
 
@@ -27,10 +33,10 @@ def show(summary: Summary) -> None:
         title=f"run {recording.run}: {recording.size} ranks, {len(summary.waited)} steps, policy {summary.steps.policy}",
         title_justify="left",
     )
-    for column in COLUMNS:
+    for column in columns(summary):
         table.add_column(column, justify="left" if column in ("host", "slowness") else "right")
     for rank in summary.slowest_first:
-        table.add_row(*cells(rank))
+        table.add_row(*cells(summary, rank))
     console = Console()
     console.width = max(console.width, 120)  # in a narrower console the table would cut words
     for text in (summary.answer, summary.waiting):

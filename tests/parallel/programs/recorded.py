@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -22,8 +23,14 @@ def train(recorded_from: int | None) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 1))
     inner = torch.optim.SGD(model.parameters(), lr=0.01)
-    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), sync=policy)
-    for number in range(steps) if what != "for_ever" else iter(int, 1):
+    passes = 2 if policy == "work_sharing" else 1
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), sync=policy, backward_passes_per_step=passes)
+
+    def updates() -> Iterator[int]:
+        while optimizer.rounds < steps:
+            yield optimizer.rounds
+
+    for number in updates() if passes > 1 else range(steps) if what != "for_ever" else iter(int, 1):
         if number == recorded_from:
             hvd.record(FOLDER / "recordings")
             try:
