@@ -42,6 +42,7 @@ Integers = NDArray[np.int64]
 _LEAST_WORK = 2e-4
 # The text of the policy of buckets under `WorkSharing()`.
 _SHARED = re.compile(r"WorkSharing\(\), backward_passes_per_step=(\d+)")
+_INTERNAL = "horovod_partial."  # names of buckets that compare replicas, and are no part of the training, begin so
 Intervals = tuple[Floats, Floats]  # begins and ends, in seconds; intervals are in order and do not overlap
 
 
@@ -116,7 +117,8 @@ class JobSteps:
         for rank in recording.ranks.values():
             for bucket, count in zip(*np.unique(rank.tables["arrivals"]["bucket"], return_counts=True), strict=True):
                 found = rank.buckets[int(bucket)]
-                arrived[found.policy] += found.nbytes * int(count)
+                if not found.name.startswith(_INTERNAL):
+                    arrived[found.policy] += found.nbytes * int(count)
             reductions = rank.tables["reductions"]
             reduced += int(reductions["bytes"][reductions["step"] >= 0].sum())
         rounds = arrived.total() > reduced
@@ -195,7 +197,10 @@ def share_with_other_waits(rank: RankRecording, steps: RankSteps, clocks: Clocks
 
 def _of_rounds(rank: RankRecording, clocks: Clocks) -> RankSteps:
     arrivals, results, waits = (rank.tables[name] for name in ("arrivals", "results", "waits"))
-    of = results_of_arrivals(rank)
+    internal = [number for number, bucket in rank.buckets.items() if bucket.name.startswith(_INTERNAL)]
+    of_training = ~np.isin(arrivals["bucket"], internal)
+    of = results_of_arrivals(rank)[of_training]
+    arrivals = {name: column[of_training] for name, column in arrivals.items()}
     number = arrivals["step"].copy()
     shared = np.isin(arrivals["bucket"], _shared_buckets(rank))
     if shared.any():
