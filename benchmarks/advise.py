@@ -3,7 +3,9 @@
     .venv/bin/python benchmarks/advise.py [--json FILE] [--transport gloo] [--base 0.1] [--steps 100]
 
 In each of ten scenarios (harness/scenarios.py) a step is a sleep and a small backward. The ranks train under Full, recorded,
-and then under each other policy, with the same sleeps. A rate is steps in a second, mean over the ranks of the time that
+and then under each other policy, with the same sleeps. Under work sharing a step is divided into micro-batches, and each
+sleeps its part of what its rank sleeps in that step. What a micro-batch takes besides is measured first, and told to the
+prediction. A rate is steps in a second, mean over the ranks of the time that
 each takes for its own steps. The sleeps leave the processor to the other ranks; the rest of a step does not, so with more
 ranks than cores `--base` must be long against that.
 """
@@ -19,36 +21,62 @@ import harness
 from harness import scenarios
 
 from horovod_partial.insight import recording
-from horovod_partial.insight.advice import advise, gradient_policies
+from horovod_partial.insight.advice import PASSES, advise, gradient_policies
 
 
 def measure(
     folder: str, names: list[str], policies: list[str], steps: int, base: float, seed: int
-) -> dict[str, dict[str, float]]:
-    """On every rank: steps in a second, by scenario and policy."""
+) -> tuple[dict[str, dict[str, float]], float]:
+    """On every rank: steps in a second, by scenario and policy; and what a micro-batch takes besides its sleep, in seconds."""
     import torch
 
     import horovod_partial.torch as hvd
     from horovod_partial import _attach
     from horovod_partial.torch.operations import runtime
 
-    def train(seconds: Any, policy: str) -> float:
+    def passes_of(policy: str) -> int:
+        return int(policy.rpartition(" ")[2]) if policy.startswith("work_sharing") else 1
+
+    def mean_of_ranks(seconds: float) -> float:
+        return float(hvd.allreduce(torch.tensor(seconds, dtype=torch.float64)))
+
+    def made(policy: str, passes: int) -> tuple[Any, Any]:
         torch.manual_seed(0)
         model = torch.nn.Linear(64, 64)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        wrapped = hvd.DistributedOptimizer(optimizer, model.named_parameters(), sync=policy)
+        named = model.named_parameters()
+        return model, hvd.DistributedOptimizer(optimizer, named, sync=policy, backward_passes_per_step=passes)
+
+    def seconds_besides() -> float:
+        passes, sleep = 200, base / 8
+        model, wrapped = made("full", passes)
         rows = torch.randn(4, 64)
         hvd.barrier()
         start = time.perf_counter()
-        for one in seconds:
-            time.sleep(one)
+        for _ in range(passes):
+            time.sleep(sleep)
+            model(rows).square().mean().backward()
+        took = time.perf_counter() - start
+        wrapped.step()
+        return mean_of_ranks(took / passes - sleep)
+
+    def train(seconds: Any, policy: str, passes: int = 1) -> float:
+        model, wrapped = made(policy, passes)
+        rows = torch.randn(4, 64)
+        hvd.barrier()
+        start = time.perf_counter()
+        taken = 0
+        while taken < len(seconds):
+            time.sleep(seconds[taken] / passes)
             wrapped.zero_grad()
             model(rows).square().mean().backward()
             wrapped.step()
+            taken += wrapped.updated if passes > 1 else 1
         took = time.perf_counter() - start
         wrapped.flush()
-        return float(hvd.allreduce(torch.tensor(took, dtype=torch.float64)))
+        return mean_of_ranks(took)
 
+    split = seconds_besides()
     rates: dict[str, dict[str, float]] = {}
     for number, name in enumerate(names):
         drawn = scenarios.draw(name, steps=steps, ranks=hvd.size(), base=base, seed=seed)[:, hvd.rank()].tolist()
@@ -58,11 +86,11 @@ def measure(
             harness.progress("advise", number * len(policies) + index, len(names) * len(policies))
             if policy == "full":
                 hvd.record(Path(folder) / name)
-            rates[name][policy] = steps / train(drawn, policy)
+            rates[name][policy] = steps / train(drawn, policy.partition(",")[0], passes_of(policy))
             if policy == "full":
                 hvd.barrier()
                 _attach.end_recording(runtime._library)
-    return rates
+    return rates, split
 
 
 def main() -> None:
@@ -73,9 +101,9 @@ def main() -> None:
     parser.add_argument("--scenarios", nargs="*", default=list(scenarios.SCENARIOS), help="by name")
     options = parser.parse_args()
 
-    policies = list(gradient_policies(options.ranks))
+    policies = [*gradient_policies(options.ranks), *(f"work_sharing, K = {passes}" for passes in PASSES)]
     with tempfile.TemporaryDirectory(prefix="advise-") as folder:
-        measured = harness.launch(
+        measured, split = harness.launch(
             measure,
             ranks=options.ranks,
             transport=options.transport,
@@ -87,14 +115,14 @@ def main() -> None:
             base=options.base,
             seed=options.seed,
         )
-        advice = {name: advise(recording.load(Path(folder) / name)) for name in measured}
-    figures: dict[str, Any] = {"ranks": options.ranks, "transport": options.transport, "scenarios": {}}
+        advice = {name: advise(recording.load(Path(folder) / name), split=split) for name in measured}
+    figures: dict[str, Any] = {"ranks": options.ranks, "transport": options.transport, "split": split, "scenarios": {}}
     rows = []
     for name, rates in measured.items():
-        predicted = {one.policy: one.rate for one in advice[name].predictions}
+        predicted = {str(one): one.rate for one in advice[name].predictions}
         errors = {policy: predicted[policy] / rate - 1 for policy, rate in rates.items()}
         best = max(rates, key=lambda policy: rates[policy])
-        chosen = advice[name].chosen.policy
+        chosen = str(advice[name].chosen)
         loss = 1 - rates[chosen] / rates[best]
         figures["scenarios"][name] = {"measured": rates, "predicted": predicted, "chosen": chosen, "loss": loss}
         told = [f"{rates[policy]:.2f} ({errors[policy]:+.0%})" for policy in policies]

@@ -305,6 +305,7 @@ def advise(
     folder: str = typer.Argument(metavar="DIR", help="Folder that HOROVOD_PARTIAL_RECORD named, or one run in it."),
     run: str | None = typer.Option(None, help="Name of a run; without it the newest one is read."),
     optimizer: str | None = typer.Option(None, help="The job's optimizer: sgd, adam, adamw or muon."),
+    split_ms: float = typer.Option(0.0, min=0.0, help="How much longer a micro-batch takes than its part of a step."),
 ) -> None:
     """Predict from a recording how fast the job would be under each policy, and recommend one."""
     from horovod_partial.insight import advice, recording
@@ -312,7 +313,7 @@ def advise(
     if optimizer is not None and (optimizer := optimizer.lower()) not in advice.LEAST_QUORUM:
         raise _refused(f"--optimizer must be one of {', '.join(advice.LEAST_QUORUM)}, not {optimizer!r}")
     with _refusing():
-        found = advice.advise(recording.load(folder, run), optimizer)
+        found = advice.advise(recording.load(folder, run), optimizer, split_ms / 1e3)
     table = Table(title=found.title, title_justify="left")
     for column in ("policy", "steps/s", "95 % of resamples", "over full", "late", "staleness", "95 % of those"):
         table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)

@@ -61,6 +61,7 @@ def test_who_is_slow_shows(job: Job, folder: Path, policy: str, what: str) -> No
         assert any(delivered)
 
 
+@FOR_GLOO
 def test_who_made_the_micro_batches_shows(job: Job, folder: Path) -> None:
     found = steps_of(record(job, folder, "recorded", "work_sharing", "20", "whole"))
     assert (found.rounds, found.passes) == (True, 2)

@@ -87,7 +87,13 @@ def seconds_behind_the_last(steps: JobSteps) -> float:
 
 
 def predict(
-    compute: Floats, reduction: float, policies: Collection[str], *, passes: int = 1, of_samples: bool = False
+    compute: Floats,
+    reduction: float,
+    policies: Collection[str],
+    *,
+    passes: int = 1,
+    split: float = 0.0,
+    of_samples: bool = False,
 ) -> list[Prediction]:
     """Predict how fast a job would be under each policy, by running its compute times through the simulator.
 
@@ -99,7 +105,8 @@ def predict(
         compute: compute times in seconds, of the shape (steps, ranks), above 0.
         reduction: the time from the last gradient to the result among all ranks, in seconds.
         policies: texts of policies.
-        passes: micro-batches of a step for each rank, which together take as long as the step.
+        passes: micro-batches of a step for each rank.
+        split: how long a micro-batch takes in addition to its part of a step, in seconds, if there are several.
         of_samples: whether a micro-batch takes the same time on every rank, because its samples tell how long it takes.
             Otherwise a rank that is slow in a step is slow for all micro-batches that it makes in it.
     """
@@ -109,7 +116,7 @@ def predict(
     drawn = _blocks(steps, resamples)
     predictions = []
     for policy in policies:
-        run = partial(_run, reduction=reduction, policy=policy, passes=passes, of_samples=of_samples)
+        run = partial(_run, reduction=reduction, policy=policy, passes=passes, split=split, of_samples=of_samples)
         result = run(compute)
         rates = [1 / run(compute[rows]).iteration_time for rows in drawn]
         rate = 1 / result.iteration_time
@@ -148,9 +155,7 @@ def price_of_a_split(compute: Floats, reduction: float, shared: Prediction, rate
     return low
 
 
-def _run(
-    compute: Floats, reduction: float, policy: str, *, passes: int, of_samples: bool, split: float = 0.0
-) -> Result:
+def _run(compute: Floats, reduction: float, policy: str, *, passes: int, split: float, of_samples: bool) -> Result:
     ranks = compute.shape[1]
     least = float(compute.min())
     trace = Trace("recorded", least, (Gradient("all", 1, 0.0),))

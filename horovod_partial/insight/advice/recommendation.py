@@ -56,12 +56,13 @@ class Advice:
     remarks: tuple[str, ...]
 
 
-def advise(recording: Recording, optimizer: str | None = None) -> Advice:
+def advise(recording: Recording, optimizer: str | None = None, split: float = 0.0) -> Advice:
     """Predict each policy's rate from a recording, and recommend one.
 
     Args:
         recording: the recording of a job.
         optimizer: the job's optimizer, a key of `LEAST_QUORUM`; None if it is unknown.
+        split: how long a micro-batch takes in addition to its part of a step, in seconds, under work sharing.
 
     Raises:
         ValueError: there are too few steps, or ranks are missing, or the ranks averaged models every few steps. (Then
@@ -80,7 +81,8 @@ def advise(recording: Recording, optimizer: str | None = None) -> Advice:
         raise ValueError(
             f"run {recording.run} was recorded under {_short(steps.policy)}, whose ranks meet every few steps: record it under Full()"
         )
-    compute = np.maximum(steps.compute, 1e-6)
+    recorded_split = split * steps.passes if steps.passes > 1 else 0.0
+    compute = np.maximum(steps.compute - recorded_split, 1e-6)
     reduction = seconds_behind_the_last(steps)
     quorums = gradient_policies(ranks)
     of_gradients = predict(compute, reduction, quorums)
@@ -88,14 +90,16 @@ def advise(recording: Recording, optimizer: str | None = None) -> Advice:
     slow = slowness.of_job([rank.rank for rank in steps.ranks], compute)
     follows_data = slowness.follows_data(compute, slow)
     of_shares = [
-        predict(compute, reduction, ["work_sharing"], passes=passes, of_samples=follows_data)[0] for passes in PASSES
+        predict(compute, reduction, ["work_sharing"], passes=passes, split=split, of_samples=follows_data)[0]
+        for passes in PASSES
     ]
     least = LEAST_QUORUM[optimizer] if optimizer is not None else 0.0
     left = [prediction for prediction in of_gradients if quorums[prediction.policy] >= least * ranks]
     chosen, unsplit = _choice([*left, *of_shares]), _choice(left)
-    price = 0.0
-    if chosen in of_shares:
-        price = price_of_a_split(compute, reduction, chosen, of_gradients[0].rate, of_samples=follows_data)
+    shared = chosen if chosen in of_shares else _choice(of_shares)
+    price = 0.0  # if work sharing is not worth it
+    if shared.rate * NEAR > of_gradients[0].rate:
+        price = price_of_a_split(compute, reduction, shared, of_gradients[0].rate, of_samples=follows_data)
     alike = predict(_alike(compute), reduction, ["full"])[0] if follows_data else None
     shares = _shares(slow)
     balanced = predict(compute * list(shares.values()), reduction, ["full"])[0] if shares else None
@@ -106,7 +110,7 @@ def advise(recording: Recording, optimizer: str | None = None) -> Advice:
         _of_other_waits(statistics.median(other_waits)),
         _of_batches([*of_gradients, *of_shares], balanced, slow, shares),
         _of_data(of_gradients[0], alike),
-        _of_shares(of_gradients[0], chosen, price) if chosen in of_shares else "",
+        _of_shares(of_gradients[0], shared, price, split, is_chosen=shared is chosen),
         _of_policy(of_gradients[0], unsplit, least),
         _of_optimizer(optimizer, least, unsplit),
         _of_models(chosen, of_models),
@@ -192,12 +196,15 @@ def _of_data(full: Prediction, alike: Prediction | None) -> str:
     )
 
 
-def _of_shares(full: Prediction, chosen: Prediction, price: float) -> str:
+def _of_shares(full: Prediction, shared: Prediction, price: float, split: float, *, is_chosen: bool) -> str:
+    if price == 0:
+        return ""
     return (
-        f"If a step accumulates micro-batches, or can be split into them, hvd.WorkSharing() with backward_passes_per_step={chosen.passes} "
-        f"is the policy to have: {chosen.rate / full.rate:.2f} times as many steps in a second as under Full() are predicted, and no "
-        f"gradient is late. That is with micro-batches that take 1/{chosen.passes} of a step each. Smaller batches are less "
-        f"efficient: Full() is as fast if each of them takes {1e3 * price:.1f} ms more. If a step cannot be split:"
+        f"If a step accumulates micro-batches, or can be split into them, hvd.WorkSharing() with backward_passes_per_step={shared.passes} "
+        f"{'is the policy to have' if is_chosen else 'makes no gradient late'}: {shared.rate / full.rate:.2f} times as many steps in a "
+        f"second as under Full() are predicted{', and no gradient is late' if is_chosen else ''}. Here a micro-batch takes 1/{shared.passes} "
+        f"of a step and {1e3 * split:.1f} ms (--split-ms). If it takes {1e3 * price:.1f} ms more than its part, Full() is as fast. "
+        f"{'If a step cannot be split' if is_chosen else 'With late gradients'}:"
     )
 
 
