@@ -5,7 +5,7 @@
 In each of ten scenarios (harness/scenarios.py) a step is a sleep and a small backward. The ranks train under Full, recorded,
 and then under each other policy, with the same sleeps. Under work sharing a step is divided into micro-batches, and each
 sleeps its part of what its rank sleeps in that step. What a micro-batch takes besides is measured first, and told to the
-prediction. A rate is steps in a second, mean over the ranks of the time that
+prediction. The first step of an arm is not slow, and does not count: a recording cannot tell how long it took. A rate is steps in a second, mean over the ranks of the time that
 each takes for its own steps. The sleeps leave the processor to the other ranks; the rest of a step does not, so with more
 ranks than cores `--base` must be long against that.
 """
@@ -64,10 +64,11 @@ def measure(
         model, wrapped = made(policy, passes)
         rows = torch.randn(4, 64)
         hvd.barrier()
-        start = time.perf_counter()
-        taken = 0
-        while taken < len(seconds):
-            time.sleep(seconds[taken] / passes)
+        taken, start = 0, 0.0
+        while taken <= len(seconds):
+            if taken and not start:
+                start = time.perf_counter()
+            time.sleep((seconds[taken - 1] if taken else base) / passes)
             wrapped.zero_grad()
             model(rows).square().mean().backward()
             wrapped.step()

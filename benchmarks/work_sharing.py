@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/work_sharing.py [--passes 4 8] [--json FILE] [--transport gloo] [--fit tensorflow]
 
-A micro-batch takes 10 ms (a sleep), and an update has so many of them for each rank. Both policies take turns in one job,
+A micro-batch takes 10 ms (a sleep; `--micro-ms`), and an update has so many of them for each rank. Both policies take turns in one job,
 in one order and then in the other. A figure is the median of the ratios of pairs, with the least and the largest. Kinds
 of delays: none; in each update one random rank is late by as long as its part takes (`random`); one rank takes 3 times as
 long (`steady`); a rank's part of an update takes a factor that is drawn from a log-normal distribution of sigma 0.5
@@ -13,7 +13,6 @@ instead of a loop in PyTorch.
 from __future__ import annotations
 
 import importlib
-import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -21,28 +20,27 @@ from typing import Any
 import harness
 import numpy as np
 
-MICRO_SECONDS = 0.01
 WEIGHTS = 10_000
 KINDS = ("none", "random", "steady", "log-normal", "rotating")
 FACTORS = (0.25, 0.5, 1.0, 2.25)
 
 
-def seconds_of(kind: str, update: int, rank: int, size: int, passes: int, made: int) -> float:
-    """How long a rank's next micro-batch takes in an update of which it has made so many."""
+def delay_factor(kind: str, update: int, rank: int, size: int, passes: int, made: int) -> float:
+    """How many times as long as usual a rank's next micro-batch takes, in an update of which it has made so many."""
     drawn = np.random.default_rng((1, update))
     if kind == "random":
         late = rank == drawn.integers(size) and made == 0
-        return MICRO_SECONDS * (1 + passes * late)
+        return 1 + passes * late
     if kind == "steady":
-        return MICRO_SECONDS * (3 if rank == 1 else 1)
+        return 3 if rank == 1 else 1
     if kind == "log-normal":
-        return MICRO_SECONDS * float(drawn.lognormal(0.0, 0.5, size)[rank])
+        return float(drawn.lognormal(0.0, 0.5, size)[rank])
     if kind == "rotating":
-        return MICRO_SECONDS * FACTORS[(rank + update) % len(FACTORS)]
-    return MICRO_SECONDS
+        return FACTORS[(rank + update) % len(FACTORS)]
+    return 1
 
 
-def update_seconds(kind: str, sync: str, passes: int, updates: int) -> float:
+def update_seconds(kind: str, sync: str, passes: int, updates: int, micro_seconds: float) -> float:
     """On every rank: the mean time of an update in a loop of PyTorch."""
     import torch
     from harness import steps_torch
@@ -56,7 +54,7 @@ def update_seconds(kind: str, sync: str, passes: int, updates: int) -> float:
     while update < updates:
         if update >= 0 and start == 0.0:
             start = time.perf_counter()
-        time.sleep(seconds_of(kind, update + 1, hvd.rank(), hvd.size(), passes, made))
+        time.sleep(micro_seconds * delay_factor(kind, update + 1, hvd.rank(), hvd.size(), passes, made))
         weight.sum().backward()
         made += 1
         if sync != "full":
@@ -75,7 +73,7 @@ def update_seconds(kind: str, sync: str, passes: int, updates: int) -> float:
     return seconds
 
 
-def update_seconds_of_fit(kind: str, sync: str, passes: int, updates: int) -> float:
+def update_seconds_of_fit(kind: str, sync: str, passes: int, updates: int, micro_seconds: float) -> float:
     """On every rank: the mean time of an update in an epoch of `model.fit`, after an epoch of two updates."""
     import keras
 
@@ -94,7 +92,7 @@ def update_seconds_of_fit(kind: str, sync: str, passes: int, updates: int) -> fl
             update = optimizer.rounds
             self.made = self.made + 1 if update == self.update else 0
             self.update = update
-            time.sleep(seconds_of(kind, update, hvd.rank(), hvd.size(), passes, self.made))
+            time.sleep(micro_seconds * delay_factor(kind, update, hvd.rank(), hvd.size(), passes, self.made))
 
     def fit(updates: int) -> float:
         samples = np.zeros((updates * passes * (1 if sync == "full" else hvd.size()), side), "float32")
@@ -110,21 +108,22 @@ def update_seconds_of_fit(kind: str, sync: str, passes: int, updates: int) -> fl
     return fit(updates)
 
 
-def measure(kinds: list[str], passes: list[int], updates: int, pairs: int, fit: str | None) -> Iterator[dict[str, Any]]:
-    """On every rank: by kind of delay and number of passes the ratios of all pairs so far, `full` over `work_sharing`."""
+def measure(
+    kinds: list[str], passes: list[int], updates: int, pairs: int, micro_seconds: float, fit: str | None
+) -> Iterator[dict[str, Any]]:
+    """On every rank: by kind of delay, number of passes and policy the times of an update so far, in seconds."""
     hvd = importlib.import_module("horovod_partial.torch" if fit is None else "horovod_partial.keras")
     seconds = update_seconds if fit is None else update_seconds_of_fit
-    ratios: dict[str, dict[str, list[float]]] = {kind: {str(each): [] for each in passes} for kind in kinds}
+    empty = lambda: {"full": [], "work_sharing": []}
+    times: dict[str, Any] = {kind: {str(each): empty() for each in passes} for kind in kinds}
     for pair in range(pairs):
         for kind in kinds:
             for each in passes:
                 harness.progress(f"pair {pair}, {kind}, {each} passes", pair, pairs)
-                times = {}
                 for sync in sorted(("full", "work_sharing"), reverse=pair % 2 == 1):
-                    own = seconds(kind, sync, each, updates)
-                    times[sync] = float(np.mean(hvd.allgather_object(own)))
-                ratios[kind][str(each)].append(times["full"] / times["work_sharing"])
-        yield ratios
+                    own = seconds(kind, sync, each, updates, micro_seconds)
+                    times[kind][str(each)][sync].append(float(np.mean(hvd.allgather_object(own))))
+        yield times
 
 
 def main() -> None:
@@ -133,6 +132,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="of delays")
     parser.add_argument("--updates", type=int, default=25, help="of a run")
     parser.add_argument("--pairs", type=int, default=20, help="runs of each policy")
+    parser.add_argument("--micro-ms", type=float, default=10.0, help="milliseconds of a micro-batch")
     parser.add_argument("--fit", choices=("tensorflow", "torch"), help="Keras's backend, to measure its `fit`")
     options = parser.parse_args()
     job = {"ranks": options.ranks, "transport": options.transport}
@@ -141,18 +141,18 @@ def main() -> None:
         "passes": options.passes,
         "updates": options.updates,
         "pairs": options.pairs,
+        "micro_seconds": options.micro_ms / 1e3,
         "fit": options.fit,
     }
     of_keras = {"framework": options.fit, "environment": {"KERAS_BACKEND": options.fit}} if options.fit else {}
-    write = lambda ratios: harness.write_json(options.json, {**job, **load, "ratios": ratios})
-    ratios = harness.launch(measure, **job, **load, **of_keras, on_result=write)
+    write = lambda times: harness.write_json(options.json, {**job, **load, "seconds": times})
+    times = harness.launch(measure, **job, **load, **of_keras, on_result=write)
+    ratios = lambda of: np.divide(of["full"], of["work_sharing"])
+    shown = lambda row: f"{np.median(row):.2f} ({min(row):.2f} to {max(row):.2f})"
     harness.print_table(
         f"Time of an update under Full over that under WorkSharing, {options.ranks} ranks over {options.transport}",
         ["delays", *(f"K = {each}" for each in options.passes)],
-        [
-            [kind, *(f"{statistics.median(row):.2f} ({min(row):.2f} to {max(row):.2f})" for row in by.values())]
-            for kind, by in ratios.items()
-        ],
+        [[kind, *(shown(ratios(of)) for of in by.values())] for kind, by in times.items()],
     )
 
 

@@ -28,6 +28,11 @@ ELASTIC_PROGRAMS = pytest.mark.parametrize(
     ],
     ids=["elastic", "elastic_keras", "elastic_keras-torch"],
 )
+SHARING_PROGRAMS = pytest.mark.parametrize(
+    ("program", "backend"),
+    [("elastic_sharing", ""), ("elastic_sharing_keras", "tensorflow"), ("elastic_sharing_keras", "torch")],
+    ids=["torch", "keras", "keras-torch"],
+)
 # What the specification allows, for a machine that does nothing else.
 END_AFTER_KILL_SECONDS = 10.0
 
@@ -250,17 +255,19 @@ def test_a_rank_of_an_elastic_job_is_killed(job: Job, program: str, backend: str
 
 @pytest.mark.launch(transports=("gloo",), ranks=(3,))
 @pytest.mark.full_matrix  # as above
-def test_a_rank_that_shares_work_is_killed(job: Job) -> None:
+@SHARING_PROGRAMS
+def test_a_rank_that_shares_work_is_killed(job: Job, program: str, backend: str) -> None:
     """Each sample is once in an update of each epoch: those since the last commit are made again."""
-    job.start_elastic("elastic_sharing", hosts="localhost:2\n127.0.0.1:1\n")
+    job.start_elastic(program, hosts="localhost:2\n127.0.0.1:1\n", KERAS_BACKEND=backend)
     job.wait()
     assert list(job.notes("ended").values()) == ["2 [2.0]"] * 2, job.output()
 
 
 @pytest.mark.launch(transports=("gloo",), ranks=(2,))
 @pytest.mark.full_matrix
-def test_a_rank_is_added_to_those_that_share_work(job: Job) -> None:
-    hosts = job.start_elastic("elastic_sharing", hosts="localhost:2\n")
+@SHARING_PROGRAMS
+def test_a_rank_is_added_to_those_that_share_work(job: Job, program: str, backend: str) -> None:
+    hosts = job.start_elastic(program, hosts="localhost:2\n", KERAS_BACKEND=backend)
     job.wait_for_notes("running")
     hosts.write_text("localhost:3\n")
     assert job.wait() == 0, job.output()

@@ -24,7 +24,8 @@ from horovod_partial.insight.report.slowness import Slowness
 
 # Policies with at least this share of the best rate count as equally fast. The one with the fewest late gradients is
 # recommended.
-NEAR = 0.96
+NEAR = 0.97
+_MARGIN = f"{100 * (1 - NEAR):.0f} %"
 _OFTEN = 0.5  # a program that waits for other operations in at least this share of its steps is told so
 # For each optimizer, the smallest quorum to recommend, as a share of the ranks. With smaller quorums, late gradients have
 # cost models more than the speed has gained ("Which optimizer" in docs/policies.md).
@@ -178,7 +179,7 @@ def _of_batches(
     others = [share for rank, share in shares.items() if rank not in {each.rank for each in named}]
     rest = f", and each other rank {others[0]:.2f} of its own" if others else ""
     fastest = max(prediction.rate for prediction in predictions)
-    best = ", which no policy of gradients betters by more than 4 %" if balanced.rate >= NEAR * fastest else ""
+    best = f", which no policy of gradients betters by more than {_MARGIN}" if balanced.rate >= NEAR * fastest else ""
     return (
         f"{ranks[0].upper()}{ranks[1:]}{rest}: under Full() {balanced.rate / full.rate:.2f} times as many steps in a second are "
         f"predicted{best}. Nothing is stale then, and if all batches are equal now, each step has as many samples as before; "
@@ -211,7 +212,7 @@ def _of_shares(full: Prediction, shared: Prediction, price: float, split: float,
 def _of_policy(full: Prediction, chosen: Prediction, least: float) -> str:
     if chosen.policy == "full":
         others = f"quorum of {least:.0%} of the ranks or more" if least > 0 else "other policy of gradients"
-        return f"Full() is the policy to have: no {others} is predicted to be more than 4 % faster, and nothing is ever stale."
+        return f"Full() is the policy to have: no {others} is predicted to be more than {_MARGIN} faster, and nothing is ever stale."
     rounds = f"{chosen.staleness_95:.0f} round{'s' if chosen.staleness_95 > 1 else ''}"
     return (
         f"HOROVOD_PARTIAL_SYNC={chosen.policy}, or sync={chosen.policy!r}, is the policy to have: {chosen.rate / full.rate:.2f} times "
