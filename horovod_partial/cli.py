@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import itertools
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -323,7 +324,7 @@ def advise(
             *(
                 str(one),
                 f"{one.rate:.2f}",
-                f"{one.interval[0]:.2f} to {one.interval[1]:.2f}",
+                "-" if math.isnan(one.interval[0]) else f"{one.interval[0]:.2f} to {one.interval[1]:.2f}",
                 f"{one.rate / full:.2f}",
             ),
             *(f"{one.late:.1%}", f"{one.staleness:.2f}", f"{one.staleness_95:.0f}"),

@@ -65,9 +65,9 @@ void SharedJob::Begin(Rank rank) {
   Worker& worker = At(rank);
   worker.computes = worker.share.MayBegin();
   if (!worker.computes) return;
-  const std::size_t row = At(rank, config_.ranks);
+  const std::size_t row = Cell(rank, config_.ranks);
   const double delay = (worker.done == 0 ? config_.in_first[row] : 0) + config_.in_each[row] +
-                       config_.in_own[At(worker.share.next(), config_.ranks * config_.passes)];
+                       config_.in_own[Cell(worker.share.next(), config_.ranks * config_.passes)];
   worker.share.Begin();
   ends_.emplace(now_ + FromSeconds(config_.compute + delay), rank);
 }
@@ -115,14 +115,14 @@ Time SharedJob::Reduced() const {
 
 double SharedJob::ListSchedule() const {
   const int micro_batches = config_.ranks * config_.passes;
-  const auto first = config_.in_own.begin() + static_cast<std::ptrdiff_t>(At(0, micro_batches));
+  const auto first = config_.in_own.begin() + static_cast<std::ptrdiff_t>(Cell(0, micro_batches));
   std::vector<double> own(first, first + micro_batches);
   std::sort(own.begin(), own.end(), std::greater<>());
-  const auto pace = [this](Rank rank) { return config_.compute + config_.in_each[At(rank, config_.ranks)]; };
+  const auto pace = [this](Rank rank) { return config_.compute + config_.in_each[Cell(rank, config_.ranks)]; };
   using Free = std::pair<double, Rank>;  // when the rank could end one more micro-batch
   std::priority_queue<Free, std::vector<Free>, std::greater<>> ranks;
   for (Rank rank = 0; rank < config_.ranks; ++rank)
-    ranks.emplace(config_.in_first[At(rank, config_.ranks)] + pace(rank), rank);
+    ranks.emplace(config_.in_first[Cell(rank, config_.ranks)] + pace(rank), rank);
   double last = 0;
   for (const double more : own) {
     const auto [time, rank] = ranks.top();

@@ -60,8 +60,9 @@ class SharedJob {
   using End = std::pair<Time, Rank>;  // when a micro-batch ends, and on which rank
 
   Worker& At(Rank rank) { return workers_[static_cast<std::size_t>(rank)]; }
-  std::size_t At(Rank rank, int columns) const {
-    return static_cast<std::size_t>(update_) * static_cast<std::size_t>(columns) + static_cast<std::size_t>(rank);
+  // Returns the index of a delay of this update, in a table with so many columns.
+  std::size_t Cell(int column, int columns) const {
+    return static_cast<std::size_t>(update_) * static_cast<std::size_t>(columns) + static_cast<std::size_t>(column);
   }
   void Begin(Rank rank);
   void Finish();

@@ -22,7 +22,7 @@ RUN = "20261123T223115.123456Z"
 BOOT = 50_000.0
 WALL = 1_795_473_075.0
 # Each rank has its own numbers for the buckets, so nobody may take one rank's for another's.
-BUCKETS = ("gradients/0", "gradients/1")
+BUCKETS = ("optimizer.0", "optimizer.1")
 NBYTES = (4_000_000, 1_000_000)
 WAKING = 3e-4  # from a result to the application that waited for it
 FIRST_PART = 0.6  # of the compute is over when the first bucket is there
@@ -46,6 +46,7 @@ class Job:
         compute: seconds, of the shape (steps, ranks).
         quorum: arrivals that close a round; None is `Full()`.
         passes: micro-batches of a step for each rank, which the ranks share; 0 is no work sharing.
+        first: seconds that a rank's first micro-batch of a step takes longer, of the shape (steps, ranks).
         reduce: seconds of a reduction.
         hosts: of the ranks, in order, again from the first where there are more ranks.
         late_ends: the share of the ends of reductions that a rank sees late, by up to 50 ms.
@@ -56,6 +57,7 @@ class Job:
     compute: NDArray[np.float64]
     quorum: int | None = None
     passes: int = 0
+    first: NDArray[np.float64] | None = None
     reduce: float = 0.004
     hosts: list[Host] = field(default_factory=lambda: [Host("worker-0")])
     late_ends: float = 0.0
@@ -192,10 +194,12 @@ def _shared(job: Job, rows: dict[int, list[Row]], rng: np.random.Generator) -> N
     """The rank that is free first makes the next micro-batch of a step."""
     begin, made = 1.0, [0] * job.compute.shape[1]
     for step, compute in enumerate(job.compute):
+        late = np.zeros(len(compute)) if job.first is None else job.first[step].copy()
         free = [(begin, rank) for rank in range(len(compute))]
         for _ in range(job.passes * len(compute)):
             since, rank = min(free)
-            time = since + compute[rank] / job.passes
+            time = since + compute[rank] / job.passes + late[rank]
+            late[rank] = 0.0
             free[rank] = time, rank
             for bucket, part in enumerate((FIRST_PART, 1.0)):
                 moment = time - (1 - part) * compute[rank] / job.passes

@@ -16,8 +16,9 @@ from horovod_partial.merging import MessageCost
 
 Floats = NDArray[np.float64]
 
-# A bound on the simulated micro-batches, summed over ranks, policies and resamples: so many take some seconds.
+# A bound on the simulated micro-batches of `predict`, summed over ranks, policies and resamples: so many take some seconds.
 _MOST_SIMULATED = 5_000_000
+_MOST_SHARED = 300_000  # a simulation of work sharing takes the first steps, with at most so many micro-batches
 _MOST_RESAMPLES = 50
 _LEAST_RESAMPLES = 20  # fewer resamples do not give an interval
 PASSES = (2, 4, 8, 16)  # numbers of micro-batches for which work sharing is predicted
@@ -76,10 +77,10 @@ def model_policies(ranks: int) -> list[str]:
 def seconds_behind_the_last(steps: JobSteps) -> float:
     """Return the time from the last gradient that a round needs to its result, in seconds; the median over the steps.
 
-    In each step this is the shortest wait among the ranks that were on time. The rank with this wait came last, so it
+    In each step this is the shortest time among the ranks that were on time. The rank with this time came last, so it
     waited for no other rank.
     """
-    waited = np.column_stack([rank.wait + rank.reduce for rank in steps.ranks])
+    waited = np.column_stack([rank.result - rank.handed for rank in steps.ranks])
     late = np.column_stack([rank.late for rank in steps.ranks])
     least = np.where(late, np.inf, waited).min(axis=1)
     found = least[np.isfinite(least)]
@@ -110,19 +111,19 @@ def predict(
         of_samples: whether a micro-batch takes the same time on every rank, because its samples tell how long it takes.
             Otherwise a rank that is slow in a step is slow for all micro-batches that it makes in it.
     """
+    if passes > 1:
+        compute = compute[: max(_LEAST_BLOCKS, _MOST_SHARED // (compute.shape[1] * passes))]
     steps, ranks = compute.shape
     most = _MOST_RESAMPLES if passes == 1 else _LEAST_RESAMPLES  # micro-batches take longer to simulate
     resamples = min(most, _MOST_SIMULATED // max(1, steps * ranks * passes * len(policies)))
-    drawn = _blocks(steps, resamples)
+    drawn = _blocks(steps, resamples if resamples >= _LEAST_RESAMPLES else 0)
     predictions = []
     for policy in policies:
         run = partial(_run, reduction=reduction, policy=policy, passes=passes, split=split, of_samples=of_samples)
         result = run(compute)
         rates = [1 / run(compute[rows]).iteration_time for rows in drawn]
         rate = 1 / result.iteration_time
-        low, high = (
-            np.quantile(rates, [0.025, 0.975]).tolist() if len(rates) >= _LEAST_RESAMPLES else (math.nan, math.nan)
-        )
+        low, high = np.quantile(rates, [0.025, 0.975]).tolist() if rates else (math.nan, math.nan)
         predictions.append(
             Prediction(
                 policy,
@@ -147,7 +148,8 @@ def price_of_a_split(compute: Floats, reduction: float, shared: Prediction, rate
         shared: the prediction for `work_sharing`, whose rate is above `rate`.
         rate: steps per second.
     """
-    low, high = 0.0, 1 / rate
+    compute = compute[: max(_LEAST_BLOCKS, _MOST_SHARED // (compute.shape[1] * shared.passes))]
+    low, high = 0.0, 1 / (rate * shared.passes)  # each rank makes `passes` micro-batches on average
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         result = _run(compute, reduction, shared.policy, passes=shared.passes, of_samples=of_samples, split=middle)

@@ -67,7 +67,7 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
 
     Raises:
         ValueError: there are too few steps, or ranks are missing, or the ranks averaged models every few steps. (Then
-            the compute times of single steps are unknown.)
+            the compute times of single steps are unknown.) Or `split` is longer than a recorded micro-batch.
     """
     clocks = Clocks.fit(recording)
     all_steps = JobSteps.of(recording, clocks)
@@ -83,6 +83,12 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
             f"run {recording.run} was recorded under {_short(steps.policy)}, whose ranks meet every few steps: record it under Full()"
         )
     recorded_split = split * steps.passes if steps.passes > 1 else 0.0
+    fastest = float(np.median(steps.compute, axis=0).min())
+    if recorded_split >= fastest:
+        raise ValueError(
+            f"a micro-batch cannot take {1e3 * split:.1f} ms more than its part of a step: in run {recording.run} those of one rank "
+            f"take {1e3 * fastest / steps.passes:.1f} ms"
+        )
     compute = np.maximum(steps.compute - recorded_split, 1e-6)
     reduction = seconds_behind_the_last(steps)
     quorums = gradient_policies(ranks)
@@ -96,10 +102,11 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
     ]
     least = LEAST_QUORUM[optimizer] if optimizer is not None else 0.0
     left = [prediction for prediction in of_gradients if quorums[prediction.policy] >= least * ranks]
-    chosen, unsplit = _choice([*left, *of_shares]), _choice(left)
-    shared = chosen if chosen in of_shares else _choice(of_shares)
-    price = 0.0  # if work sharing is not worth it
-    if shared.rate * NEAR > of_gradients[0].rate:
+    gaining = [one for one in of_shares if one.rate * NEAR > of_gradients[0].rate]
+    chosen, unsplit = _choice([*left, *gaining]), _choice(left)
+    shared, price = None, 0.0
+    if gaining:
+        shared = chosen if chosen in gaining else _choice(gaining)
         price = price_of_a_split(compute, reduction, shared, of_gradients[0].rate, of_samples=follows_data)
     alike = predict(_alike(compute), reduction, ["full"])[0] if follows_data else None
     shares = _shares(slow)
@@ -111,10 +118,10 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
         _of_other_waits(statistics.median(other_waits)),
         _of_batches([*of_gradients, *of_shares], balanced, slow, shares),
         _of_data(of_gradients[0], alike),
-        _of_shares(of_gradients[0], shared, price, split, is_chosen=shared is chosen),
+        _of_shares(of_gradients[0], shared, price, split) if shared is not None else "",
         _of_policy(of_gradients[0], unsplit, least),
         _of_optimizer(optimizer, least, unsplit),
-        _of_models(chosen, of_models),
+        _of_models(unsplit, of_models),
     )
     return Advice(
         title=f"run {recording.run}: {ranks} ranks, {count} steps, recorded under {_short(steps.policy)}; predicted",
@@ -183,7 +190,7 @@ def _of_batches(
     return (
         f"{ranks[0].upper()}{ranks[1:]}{rest}: under Full() {balanced.rate / full.rate:.2f} times as many steps in a second are "
         f"predicted{best}. Nothing is stale then, and if all batches are equal now, each step has as many samples as before; "
-        "weigh each rank's loss by its share. Where batches must stay as they are:"
+        "weigh each rank's loss by its share. Where batches must stay as they are, this holds:"
     )
 
 
@@ -193,19 +200,19 @@ def _of_data(full: Prediction, alike: Prediction | None) -> str:
     return (
         "All ranks have long and short steps, and one step does not predict the next. This happens if samples differ in length. "
         "If yours do, first give all ranks samples of like length in the same step, with hvd.BalancedBatchSampler: under Full() "
-        f"{alike.rate / full.rate:.2f} times as many steps in a second are predicted, and nothing is stale. Otherwise:"
+        f"{alike.rate / full.rate:.2f} times as many steps in a second are predicted, and nothing is stale. Otherwise this holds:"
     )
 
 
-def _of_shares(full: Prediction, shared: Prediction, price: float, split: float, *, is_chosen: bool) -> str:
-    if price == 0:
-        return ""
+def _of_shares(full: Prediction, shared: Prediction, price: float, split: float) -> str:
+    assumed = (
+        f"a micro-batch takes {1e3 * split:.1f} ms more than its part of a step" if split else "a split costs nothing"
+    )
     return (
-        f"If a step accumulates micro-batches, or can be split into them, hvd.WorkSharing() with backward_passes_per_step={shared.passes} "
-        f"{'is the policy to have' if is_chosen else 'makes no gradient late'}: {shared.rate / full.rate:.2f} times as many steps in a "
-        f"second as under Full() are predicted{', and no gradient is late' if is_chosen else ''}. Here a micro-batch takes 1/{shared.passes} "
-        f"of a step and {1e3 * split:.1f} ms (--split-ms). If it takes {1e3 * price:.1f} ms more than its part, Full() is as fast. "
-        f"{'If a step cannot be split' if is_chosen else 'With late gradients'}:"
+        f"If a step can be split into micro-batches, take hvd.WorkSharing() with backward_passes_per_step={shared.passes}, in PyTorch or "
+        f"Keras: {shared.rate / full.rate:.2f} times as many steps in a second as under Full() are predicted, and no gradient is late. "
+        f"This assumes that {assumed} (--split-ms). If a micro-batch takes {1e3 * price:.1f} ms more than its part, an unsplit step "
+        "under Full() is as fast. If a step cannot be split, this holds:"
     )
 
 

@@ -6,8 +6,8 @@ With rounds (a partial policy), it uses `arrivals`, `results` and `waits`:
 * *result*: the latest result of the step. A late contribution has its result at once.
 * *begin*: when the application went on after the step before: its result, or the end of the last wait for it.
 
-Under `WorkSharing()` a step is an update, whose number is that of its round. A rank has an arrival for each micro-batch that
-it made. If it made none, it has no such step.
+Under `WorkSharing()` a step is an update of the optimizer that sent most bytes, and its number is that of its round. A rank has
+an arrival for each micro-batch that it made. If it made none, it has no such step.
 
 Without rounds (`Full()`), it uses `handed` and `reductions`:
 
@@ -26,14 +26,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from horovod_partial.insight.recording.clocks import Clocks
-from horovod_partial.insight.recording.reading import RankRecording, Recording
+from horovod_partial.insight.recording.format import Table
+from horovod_partial.insight.recording.reading import Bucket, RankRecording, Recording
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -61,6 +62,9 @@ class RankSteps:
         late: bool, whether a contribution of the step came too late for its round.
         staleness: int64, the number of rounds that the rank had missed before the step; the maximum over its buckets.
         compute: float64, how long the rank computed, in seconds.
+        share: float64, how long the rank would have computed for an equal share of the step, in seconds: `compute`, but under
+            `WorkSharing()` as if it had made as many micro-batches as there are for each rank. Each that it did not make
+            counts as long as the median of those that it made in this step.
         reduce: float64, how long reductions ran after the compute or during a wait, in seconds.
         wait: float64, how long the rank waited for others, in seconds.
     """
@@ -75,6 +79,7 @@ class RankSteps:
     late: NDArray[np.bool_]
     staleness: Integers
     compute: Floats
+    share: Floats
     reduce: Floats
     wait: Floats
 
@@ -91,8 +96,8 @@ class JobSteps:
     Attributes:
         policy: the text of the policy that most of the training's bytes travel under; `full` without rounds.
         rounds: whether the training reduces by rounds, not by Horovod's own operations.
-        passes: the micro-batches of a step for each rank, on average, which ranks share under `WorkSharing()`; 1 under
-            other policies.
+        passes: under `WorkSharing()`, the micro-batches of a step for each rank, on average; 0 under other policies.
+        micro_batches: how many micro-batches each rank made in its whole recording, by rank; empty under other policies.
         ranks: the steps of each rank, in order of rank. Ranks may have different numbers of steps.
         remarks: sentences about missing data.
     """
@@ -100,6 +105,7 @@ class JobSteps:
     policy: str
     rounds: bool
     passes: int
+    micro_batches: dict[int, int]
     ranks: tuple[RankSteps, ...]
     remarks: tuple[str, ...]
 
@@ -112,20 +118,28 @@ class JobSteps:
         Raises:
             ValueError: no rank has recorded two steps, so the length of a step is unknown.
         """
-        arrived: Counter[str] = Counter()
+        arrived: Counter[tuple[str, str]] = Counter()  # by policy and, under `WorkSharing()`, by optimizer
         reduced = 0
         for rank in recording.ranks.values():
-            for bucket, count in zip(*np.unique(rank.tables["arrivals"]["bucket"], return_counts=True), strict=True):
+            for bucket, count in zip(*np.unique(rank.tables["results"]["bucket"], return_counts=True), strict=True):
                 found = rank.buckets[int(bucket)]
                 if not found.name.startswith(_INTERNAL):
-                    arrived[found.policy] += found.nbytes * int(count)
+                    arrived[found.policy, _optimizer_of(found)] += found.nbytes * int(count)
             reductions = rank.tables["reductions"]
             reduced += int(reductions["bytes"][reductions["step"] >= 0].sum())
         rounds = arrived.total() > reduced
-        policy = arrived.most_common(1)[0][0] if rounds else "full"
+        policy, optimizer = arrived.most_common(1)[0][0] if rounds else ("full", "")
         shared = _SHARED.match(policy)
-        of_rank = _of_rounds if rounds else _of_reductions
-        all_ranks = [of_rank(rank, clocks) for rank in recording.ranks.values()]
+        passes = int(shared[1]) if shared else 0
+        all_ranks = [
+            _of_updates(rank, clocks, optimizer, passes)
+            if shared
+            else _of_rounds(rank, clocks)
+            if rounds
+            else _of_reductions(rank, clocks)
+            for rank in recording.ranks.values()
+        ]
+        made = {rank.rank: _made(rank, optimizer) for rank in recording.ranks.values()} if shared else {}
         ranks = tuple(steps for steps in all_ranks if len(steps.step))
         if not ranks:
             raise ValueError(
@@ -133,16 +147,15 @@ class JobSteps:
             )
         empty = [steps.rank for steps in all_ranks if not len(steps.step)]
         remarks = [f"Rank {rank} has not recorded two whole steps." for rank in empty]
-        return cls(policy, rounds, int(shared[1]) if shared else 1, ranks, tuple(remarks))
+        return cls(policy, rounds, passes, made, ranks, tuple(remarks))
 
     @property
     def compute(self) -> Floats:
-        """How long each rank computes for its part of a step, in seconds, of the shape (steps, ranks).
+        """How long each rank computes for an equal share of a step, in seconds, of the shape (steps, ranks).
 
-        Under `WorkSharing()` this is the time of `passes` micro-batches, at the pace of those that the rank made in this step.
         All ranks must have the same steps (`common`).
         """
-        return np.column_stack([steps.compute * (self.passes / steps.micro_batches) for steps in self.ranks])
+        return np.column_stack([steps.share for steps in self.ranks])
 
     def common(self) -> JobSteps:
         """Return only the steps that every rank has recorded. So the arrays of all ranks have the same shape."""
@@ -160,7 +173,7 @@ class JobSteps:
                     f"{fewest.rank} has too."
                 ),
             )
-        return JobSteps(self.policy, self.rounds, self.passes, ranks, remarks)
+        return JobSteps(self.policy, self.rounds, self.passes, self.micro_batches, ranks, remarks)
 
 
 def intervals(rank: RankRecording, name: str, clocks: Clocks, rows: Any = slice(None)) -> Intervals:
@@ -195,22 +208,72 @@ def share_with_other_waits(rank: RankRecording, steps: RankSteps, clocks: Clocks
     return float(has.mean())
 
 
-def _of_rounds(rank: RankRecording, clocks: Clocks) -> RankSteps:
-    arrivals, results, waits = (rank.tables[name] for name in ("arrivals", "results", "waits"))
-    internal = [number for number, bucket in rank.buckets.items() if bucket.name.startswith(_INTERNAL)]
-    of_training = ~np.isin(arrivals["bucket"], internal)
+def _optimizer_of(bucket: Bucket) -> str:
+    """Return the name of the optimizer that a bucket under `WorkSharing()` belongs to, and an empty text for other buckets."""
+    return (bucket.name.rpartition(".")[0] or bucket.name) if _SHARED.match(bucket.policy) else ""
+
+
+def _buckets_of(rank: RankRecording, optimizer: str) -> list[int]:
+    return [number for number, bucket in rank.buckets.items() if _optimizer_of(bucket) == optimizer]
+
+
+def _made(rank: RankRecording, optimizer: str) -> int:
+    """Return how many micro-batches of an optimizer the rank has recorded."""
+    arrivals = rank.tables["arrivals"]
+    return len(np.unique(arrivals["step"][np.isin(arrivals["bucket"], _buckets_of(rank, optimizer))]))
+
+
+def _of_updates(rank: RankRecording, clocks: Clocks, optimizer: str, passes: int) -> RankSteps:
+    of_training = np.isin(rank.tables["arrivals"]["bucket"], _buckets_of(rank, optimizer))
+    arrivals = {name: column[of_training] for name, column in rank.tables["arrivals"].items()}
     of = results_of_arrivals(rank)[of_training]
-    arrivals = {name: column[of_training] for name, column in arrivals.items()}
-    number = arrivals["step"].copy()
-    shared = np.isin(arrivals["bucket"], _shared_buckets(rank))
-    if shared.any():
-        number[shared] = np.r_[results["round"], -1][of[shared]]
-    order = np.lexsort((arrivals["bucket"], number))
+    update = np.r_[rank.tables["results"]["round"], -1][of]
+    steps = _steps_of_arrivals(rank, clocks, arrivals, of, update)
+    if not len(steps.step):
+        return steps
+    order = np.argsort(arrivals["step"], kind="stable")
+    _, first = np.unique(arrivals["step"][order], return_index=True)
+    end = clocks.seconds(rank, np.maximum.reduceat(arrivals["time"][order], first))
+    row = np.searchsorted(steps.step, update[order][first])
+    in_update = steps.step[np.minimum(row, len(steps.step) - 1)] == update[order][first]
+    row, begin, end = row[in_update], np.r_[np.nan, end[:-1]][in_update], end[in_update]
+    starts = np.r_[True, np.diff(row) > 0]
+    begin[starts] = steps.begin[row[starts]]
+    seconds = end - begin - _time_within(intervals(rank, "waits", clocks), begin, end)
+    by_time = np.lexsort((seconds, row))
+    first, end_row = (
+        np.searchsorted(row[by_time], np.arange(len(steps.step)), side=side) for side in ("left", "right")
+    )
+    median = seconds[by_time][(first + end_row - 1) // 2]
+    return replace(steps, share=steps.compute + (passes - steps.micro_batches) * median)
+
+
+def _of_rounds(rank: RankRecording, clocks: Clocks) -> RankSteps:
+    internal = [number for number, bucket in rank.buckets.items() if bucket.name.startswith(_INTERNAL)]
+    of_training = ~np.isin(rank.tables["arrivals"]["bucket"], internal)
+    arrivals = {name: column[of_training] for name, column in rank.tables["arrivals"].items()}
+    return _steps_of_arrivals(rank, clocks, arrivals, results_of_arrivals(rank)[of_training], arrivals["step"])
+
+
+def _steps_of_arrivals(
+    rank: RankRecording, clocks: Clocks, arrivals: Table, of: Integers, number: Integers
+) -> RankSteps:
+    """Return the steps of a rank from its arrivals.
+
+    Args:
+        arrivals: rows of the table `arrivals`.
+        of: the row of each arrival's result in the table `results`, of the shape (arrivals,); -1 if there is none.
+        number: the step of each arrival, of the shape (arrivals,).
+    """
+    results, waits = rank.tables["results"], rank.tables["waits"]
+    order = np.argsort(number, kind="stable")
     step, first = np.unique(number[order], return_index=True)
     if not len(step):
         return _steps(rank, clocks, step, step, step, step, step, step, step, step, step > 0)
-    visits, in_bucket = np.unique(np.stack((number[order], arrivals["bucket"][order])), axis=1, return_counts=True)
-    micro_batches = np.maximum.reduceat(in_bucket, np.searchsorted(visits[0], step))
+    # All micro-batches of an update arrive in the same buckets.
+    last_bucket = arrivals["bucket"][order][np.r_[first[1:], len(order)] - 1]
+    of_step = np.repeat(np.arange(len(step)), np.diff(np.r_[first, len(order)]))
+    micro_batches = np.bincount(of_step, arrivals["bucket"][order] == last_bucket[of_step]).astype(np.int64)
     arrival = arrivals["time"][order]
     rows = {name: results[name][of[order]] if len(results[name]) else np.zeros_like(of) for name in results}
     handed = np.maximum.reduceat(arrival, first)
@@ -229,17 +292,13 @@ def _of_rounds(rank: RankRecording, clocks: Clocks) -> RankSteps:
     return _steps(rank, clocks, step, micro_batches, handed, result, went_on, round_, late, staleness, whole)
 
 
-def _shared_buckets(rank: RankRecording) -> list[int]:
-    return [number for number, bucket in rank.buckets.items() if _SHARED.match(bucket.policy)]
-
-
 def results_of_arrivals(rank: RankRecording) -> Integers:
     """Find the result of each arrival of a rank.
 
     Returns rows of the table `results`, of the shape (arrivals,); -1 for arrivals without a result.
     """
     arrivals, results = rank.tables["arrivals"], rank.tables["results"]
-    shared = _shared_buckets(rank)
+    shared = [number for number, bucket in rank.buckets.items() if _SHARED.match(bucket.policy)]
     of = np.full(len(arrivals["time"]), -1)
     for bucket in np.unique(arrivals["bucket"]):
         arrived = np.flatnonzero(arrivals["bucket"] == bucket)
@@ -270,7 +329,7 @@ def _of_reductions(rank: RankRecording, clocks: Clocks) -> RankSteps:
     if len(step) and not rank.ended:
         whole[-1] = False  # the recording may have ended in the middle of the last step
     none = np.full(len(step), -1)
-    return _steps(rank, clocks, step, -none, handed, result, result, none, 0 * none, 0 * none, whole)
+    return _steps(rank, clocks, step, np.ones_like(step), handed, result, result, none, 0 * none, 0 * none, whole)
 
 
 def _steps(
@@ -295,6 +354,7 @@ def _steps(
     reductions, halts = (intervals(rank, name, clocks) for name in ("reductions", "waits"))
     halted = _time_within(halts, begin, given)
     running = _time_within(reductions, given, done) + _time_within(_common(halts, reductions), begin, given)
+    compute = given - begin - halted
     steps = RankSteps(
         rank=rank.rank,
         step=step,
@@ -305,7 +365,8 @@ def _steps(
         round=round_,
         late=late > 0,
         staleness=np.maximum(staleness, 0),
-        compute=given - begin - halted,
+        compute=compute,
+        share=compute,
         reduce=running,
         wait=done - given + halted - running,
     )

@@ -94,7 +94,12 @@ def _parts(summary: Summary) -> Plot:
     _axes(figure, "mean time of a step (ms)", "")
     return Plot(
         "What a step's time went to",
-        "A bar is a rank's mean step. The others wait for a rank with much blue and little orange.",
+        "A bar is a rank's mean step. "
+        + (
+            "Under WorkSharing slow ranks compute as long as the others, and make fewer micro-batches."
+            if summary.shares_work
+            else "The others wait for a rank with much blue and little orange."
+        ),
         figure,
     )
 

@@ -46,7 +46,7 @@ def _metrics(summary: Summary) -> Iterator[Metric]:
     yield "staleness_rounds", "Mean number of rounds that a rank had missed before a step.", stale
     if summary.shares_work:
         made = [(of, float(rank.micro_batches)) for of, rank in ranks]
-        yield "micro_batches_total", "Micro-batches that a rank made.", made
+        yield "micro_batches_total", "Micro-batches that a rank made, as far as its recording goes.", made
     waits = [({"policy": "recorded"}, float(summary.waited.sum()))]
     if summary.steps.rounds:
         waits.append(({"policy": "full"}, float(summary.waited_under_full.sum())))

@@ -28,7 +28,7 @@ class RankSummary:
         rank: the rank.
         host: the name of the rank's host.
         slowness: how slow the rank is.
-        micro_batches: how many micro-batches the rank made in all steps; under other policies than `WorkSharing()` the steps.
+        micro_batches: how many micro-batches the rank made in its whole recording under `WorkSharing()`; 0 under other policies.
         compute: how long the rank computed in a step, in seconds; the mean.
         wait: how long the rank waited for others in a step, in seconds; the mean.
         reduce: how long reductions ran in a step after the rank's last gradient, in seconds; the mean.
@@ -85,7 +85,8 @@ class Summary:
         if not len(steps.ranks[0].step):
             raise ValueError(
                 f"run {recording.run} has no step that all ranks have recorded: their oldest segments were dropped, or are "
-                "not there. HOROVOD_PARTIAL_RECORD_MB says how much a rank keeps"
+                "not there, or under WorkSharing() some rank made no micro-batch in each of two steps. "
+                "HOROVOD_PARTIAL_RECORD_MB says how much a rank keeps"
             )
         compute = steps.compute
         slow = slowness.of_job([rank.rank for rank in steps.ranks], compute)
@@ -94,7 +95,7 @@ class Summary:
                 rank=rank.rank,
                 host=recording.ranks[rank.rank].host,
                 slowness=of,
-                micro_batches=int(rank.micro_batches.sum()),
+                micro_batches=steps.micro_batches.get(rank.rank, 0),
                 compute=float(rank.compute.mean()),
                 wait=float(rank.wait.mean()),
                 reduce=float(rank.reduce.mean()),
@@ -131,7 +132,7 @@ class Summary:
     @property
     def shares_work(self) -> bool:
         """Whether ranks share the micro-batches of a step."""
-        return self.steps.passes > 1
+        return self.steps.passes > 0
 
     @property
     def slow(self) -> list[RankSummary]:

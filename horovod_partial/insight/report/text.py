@@ -11,14 +11,15 @@ from horovod_partial.insight.report.summary import RankSummary, Summary
 def columns(summary: Summary) -> tuple[str, ...]:
     """Return the names of the columns of the table of ranks."""
     named = ("rank", "host", "slowness", "score", "compute ms", "wait ms", "reduce ms")
-    return (*named, "micro-batches") if summary.shares_work else (*named, "late", "staleness")
+    return (*named, "micro-batches", "ms each") if summary.shares_work else (*named, "late", "staleness")
 
 
 def cells(summary: Summary, rank: RankSummary) -> tuple[str, ...]:
     """Return the texts of a rank's row in the table of ranks, in the order of `columns`."""
     slow = rank.slowness
     made = sum(each.micro_batches for each in summary.ranks)
-    shared = (f"{rank.micro_batches} ({rank.micro_batches / made:.0%})",)
+    each = 1e3 * slow.compute / max(summary.steps.passes, 1)
+    shared = (f"{rank.micro_batches} ({rank.micro_batches / max(made, 1):.0%})", f"{each:.1f}")
     return (
         *(str(rank.rank), rank.host, "-" if slow.kind == "none" else str(slow), f"{slow.score:.2f}"),
         *(f"{1e3 * seconds:.1f}" for seconds in (rank.compute, rank.wait, rank.reduce)),
