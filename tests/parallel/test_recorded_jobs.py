@@ -38,6 +38,7 @@ def check_the_last_rank_is_slow(steps: JobSteps) -> None:
     assert max(others) < SLEEP <= slow
 
 
+@FOR_GLOO
 @pytest.mark.parametrize(
     ("policy", "what"),
     [("full", "metric"), ("majority", "whole"), pytest.param("full", "whole", marks=pytest.mark.full_matrix)],
