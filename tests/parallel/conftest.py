@@ -33,18 +33,8 @@ from horovod_partial.settings import settings
 _launches = pytest.StashKey[dict[Setup, Launch]]()
 
 
-class Beside:
-    """Runs launches, one after the other, beside the tests of one process, which leave them a core."""
-
-    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
-        if item.path.parent == HERE.parent / "single":
-            any(launch.go_on() for launch in item.config.stash[_launches].values())
-
-
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_launches] = {}
-    if ranks_world.setup is None:
-        config.pluginmanager.register(Beside())
     if ranks_world.setup is not None and config.getoption("device") != "cpu":
         torch.set_default_device(config.getoption("device"))
 

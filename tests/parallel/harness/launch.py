@@ -243,16 +243,6 @@ class Launch:
         self.starts = 0
         self.seconds = 0.0  # that tests have been waited for
 
-    def go_on(self) -> bool:
-        """Start, or look how far the tests are, without waiting for them; False if none is left."""
-        if self._left and self._processes is None:
-            if self._failed_starts >= 2:
-                return False
-            self._start()
-        if self._left:
-            self._look()
-        return bool(self._left)
-
     def outcome(self, node_id: str) -> Outcome:
         """Wait for a test, and return what became of it."""
         began = time.monotonic()
