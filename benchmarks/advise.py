@@ -5,8 +5,8 @@
 In each of ten scenarios (harness/scenarios.py) a step is a sleep and a small backward. The ranks train under Full, recorded,
 and then under each other policy, with the same sleeps. Under work sharing a step is divided into micro-batches, and each
 sleeps its part of what its rank sleeps in that step. What a micro-batch takes besides is measured first, and told to the
-prediction. The first step of an arm is not slow, and does not count: a recording cannot tell how long it took. A rate is steps in a second, mean over the ranks of the time that
-each takes for its own steps. The sleeps leave the processor to the other ranks; the rest of a step does not, so with more
+prediction. The first step of an arm is not slow, and does not count: a recording cannot tell how long it took. A rate is
+steps in a second, mean over the ranks of the time that each takes for its own steps. The sleeps leave the processor to the other ranks; the rest of a step does not, so with more
 ranks than cores `--base` must be long against that.
 """
 
@@ -25,17 +25,14 @@ from horovod_partial.insight.advice import PASSES, advise, gradient_policies
 
 
 def measure(
-    folder: str, names: list[str], policies: list[str], steps: int, base: float, seed: int
+    folder: str, names: list[str], arms: list[tuple[str, str, int]], steps: int, base: float, seed: int
 ) -> tuple[dict[str, dict[str, float]], float]:
-    """On every rank: steps in a second, by scenario and policy; and what a micro-batch takes besides its sleep, in seconds."""
+    """On every rank: steps in a second, by scenario and arm; and what a micro-batch takes besides its sleep, in seconds."""
     import torch
 
     import horovod_partial.torch as hvd
     from horovod_partial import _attach
     from horovod_partial.torch.operations import runtime
-
-    def passes_of(policy: str) -> int:
-        return int(policy.rpartition(" ")[2]) if policy.startswith("work_sharing") else 1
 
     def mean_of_ranks(seconds: float) -> float:
         return float(hvd.allreduce(torch.tensor(seconds, dtype=torch.float64)))
@@ -83,11 +80,11 @@ def measure(
         drawn = scenarios.draw(name, steps=steps, ranks=hvd.size(), base=base, seed=seed)[:, hvd.rank()].tolist()
         train(drawn[:3], "solo")  # what a first step costs
         rates[name] = {}
-        for index, policy in enumerate(policies):
-            harness.progress("advise", number * len(policies) + index, len(names) * len(policies))
+        for index, (arm, policy, passes) in enumerate(arms):
+            harness.progress("advise", number * len(arms) + index, len(names) * len(arms))
             if policy == "full":
                 hvd.record(Path(folder) / name)
-            rates[name][policy] = steps / train(drawn, policy.partition(",")[0], passes_of(policy))
+            rates[name][arm] = steps / train(drawn, policy, passes)
             if policy == "full":
                 hvd.barrier()
                 _attach.end_recording(runtime._library)
@@ -102,7 +99,8 @@ def main() -> None:
     parser.add_argument("--scenarios", nargs="*", default=list(scenarios.SCENARIOS), help="by name")
     options = parser.parse_args()
 
-    policies = [*gradient_policies(options.ranks), *(f"work_sharing, K = {passes}" for passes in PASSES)]
+    arms = [(policy, policy, 1) for policy in gradient_policies(options.ranks)]
+    arms += [(f"work_sharing, K = {passes}", "work_sharing", passes) for passes in PASSES]
     with tempfile.TemporaryDirectory(prefix="advise-") as folder:
         measured, split = harness.launch(
             measure,
@@ -111,7 +109,7 @@ def main() -> None:
             timeout=3600.0,
             folder=folder,
             names=options.scenarios,
-            policies=policies,
+            arms=arms,
             steps=options.steps,
             base=options.base,
             seed=options.seed,
@@ -126,11 +124,11 @@ def main() -> None:
         chosen = str(advice[name].chosen)
         loss = 1 - rates[chosen] / rates[best]
         figures["scenarios"][name] = {"measured": rates, "predicted": predicted, "chosen": chosen, "loss": loss}
-        told = [f"{rates[policy]:.2f} ({errors[policy]:+.0%})" for policy in policies]
+        told = [f"{rates[policy]:.2f} ({errors[policy]:+.0%})" for policy, *_ in arms]
         rows.append([name, *told, chosen, best, f"{loss:.1%}"])
     harness.print_table(
         f"Steps in a second, and by how much the prediction was off; {options.ranks} ranks over {options.transport}",
-        ["scenario", *policies, "chosen", "best", "slower than best"],
+        ["scenario", *(arm for arm, *_ in arms), "chosen", "best", "slower than best"],
         rows,
     )
     harness.write_json(options.json, figures)

@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/work_sharing.py [--passes 4 8] [--json FILE] [--transport gloo] [--fit tensorflow]
 
-A micro-batch takes 10 ms (a sleep; `--micro-ms`), and an update has so many of them for each rank. Both policies take turns in one job,
-in one order and then in the other. A figure is the median of the ratios of pairs, with the least and the largest. Kinds
+A micro-batch takes 10 ms (a sleep; `--micro-ms`), and an update has so many of them for each rank. Both policies take
+turns in one job, in one order and then in the other. A figure is the median of the ratios of pairs, with the least and the largest. Kinds
 of delays: none; in each update one random rank is late by as long as its part takes (`random`); one rank takes 3 times as
 long (`steady`); a rank's part of an update takes a factor that is drawn from a log-normal distribution of sigma 0.5
 (`log-normal`); and the demo's factors of 0.25, 0.5, 1 and 2.25 in turn (`rotating`). `--fit` measures `model.fit` of Keras on a backend,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from horovod.common.process_sets import ProcessSet
@@ -133,35 +134,30 @@ class MicroBatchSharer(ABC):
         return self._updates if self._is_alone or self._tenure.is_that_of(generation) else None
 
 
+@dataclass(eq=False)
 class Updater:
     """Applies updates under `hvd.WorkSharing`, in eager code.
 
-    Args:
+    Attributes:
         take: returns the gradients of the next update, or None if it has none.
         must_apply: returns whether there is another update to apply.
         variables: the variables.
         apply: applies the gradients of an update.
     """
 
-    def __init__(
-        self,
-        take: Callable[[], list[Any] | None],
-        must_apply: Callable[[], bool],
-        variables: Sequence[Any],
-        apply: Callable[[list[Any]], None],
-    ) -> None:
-        self._take = take
-        self._must_apply = must_apply
-        self._apply = apply
+    take: Callable[[], list[Any] | None]
+    must_apply: Callable[[], bool]
+    variables: Sequence[Any]
+    apply: Callable[[list[Any]], None]
 
     def train(self, must_apply: bool) -> None:
         """Apply updates until there is none left, at the end of a step; first asks whether there is one."""
         while must_apply:
-            results = self._take()
+            results = self.take()
             if results is not None:
-                self._apply(results)
-            must_apply = self._must_apply()
+                self.apply(results)
+            must_apply = self.must_apply()
 
     def flush(self) -> None:
         """Apply updates until there is none left, between two steps."""
-        self.train(self._must_apply())
+        self.train(self.must_apply())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,7 @@ class SharedGradients(GradientExchange):
         return results
 
 
+@dataclass(eq=False)
 class Updater(work_sharing.Updater):
     """Applies updates under `hvd.WorkSharing`, in eager code or in a graph.
 
@@ -153,15 +155,8 @@ class Updater(work_sharing.Updater):
     caller. So a flush after training in a graph calls the same function, from within another one.
     """
 
-    def __init__(
-        self,
-        take: Callable[[], list[Any] | None],
-        must_apply: Callable[[], bool],
-        variables: Sequence[Any],
-        apply: Callable[[list[Any]], None],
-    ) -> None:
-        super().__init__(take, must_apply, variables, apply)
-        self._kinds = [(tf.as_dtype(variable.dtype), variable.shape) for variable in variables]
+    def __post_init__(self) -> None:
+        self._kinds = [(tf.as_dtype(variable.dtype), variable.shape) for variable in self.variables]
         self._in_training = self._in_flush = self._apply_all
         if not tf.executing_eagerly():
             self._in_training = tf.function(
@@ -176,12 +171,12 @@ class Updater(work_sharing.Updater):
     def flush(self) -> None:
         """Apply updates until there is none left, between two steps."""
         with tf.init_scope():
-            self._in_flush(tf.constant(self._must_apply()))
+            self._in_flush(tf.constant(self.must_apply()))
 
     def _apply_all(self, must_apply: tf.Tensor) -> None:
         zeros = [np.zeros(tuple(shape), dtype.as_numpy_dtype) for dtype, shape in self._kinds]
         types = [tf.bool, *(dtype for dtype, _ in self._kinds)]
-        take, more = self._take, self._must_apply
+        take, more = self.take, self.must_apply
 
         def taken() -> list[Any]:
             results = take()
@@ -191,7 +186,7 @@ class Updater(work_sharing.Updater):
             there, *results = tf.py_function(taken, [], types)
             for result, (_dtype, shape) in zip(results, self._kinds, strict=True):
                 result.set_shape(shape)
-            tf.cond(there, lambda: done(lambda: self._apply(results)), nothing)
+            tf.cond(there, lambda: done(lambda: self.apply(results)), nothing)
             # TensorFlow orders side effects only within an iteration. This answer begins the next, so it comes last.
             before = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
             with tf.control_dependencies(before):

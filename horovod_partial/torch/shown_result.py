@@ -20,9 +20,8 @@ class ShownResult:
 
     def __init__(self) -> None:
         self._versions: list[int] = []  # PyTorch's version counters of the shown gradients; empty if none are shown
-        self._copies: list[
-            torch.Tensor
-        ] = []  # of the gradients that the program sees, if further missed rounds wait to be applied
+        # Copies of the gradients that the program sees, if further missed rounds wait to be applied.
+        self._copies: list[torch.Tensor] = []
         self._misses_more = False
         self._is_by_hand = False  # whether the program has changed a result by hand, or has left one out
         self._has_warned = False

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from horovod_partial import cli, policies
 from horovod_partial.insight import advice, recording
-from horovod_partial.insight.advice import Advice, predictions, recommendation
+from horovod_partial.insight.advice import Advice, predictions
 
 RANKS = 8
 STEP = 0.1  # seconds
@@ -56,7 +56,7 @@ def test_of_what_is_near_the_fastest_the_one_with_the_fewest_late_gradients_is_c
     rate = rates(found)
     of_gradients = advice.gradient_policies(RANKS)
     best = max(rate[policy] for policy in of_gradients)
-    near = [one for one in found.predictions if one.policy in of_gradients and one.rate >= recommendation.NEAR * best]
+    near = [one for one in found.predictions if one.policy in of_gradients and one.rate >= 0.97 * best]
     assert found.unsplit == min(near, key=lambda one: one.late)
     assert found.unsplit.policy != "full"
     assert f"If a step cannot be split, this holds: HOROVOD_PARTIAL_SYNC={found.unsplit.policy}" in found.text
@@ -105,6 +105,7 @@ def test_samples_of_all_lengths_are_balanced_first(tmp_path: Path) -> None:
     full = (compute.max(axis=1) + 0.004).mean()
     assert float(told[1]) == pytest.approx(full / (compute.mean() + 0.004), rel=0.05)
     assert "nothing is stale. Otherwise this holds: " in found.text
+    assert "HOROVOD_PARTIAL_SYNC=" in found.text
 
 
 @pytest.mark.parametrize("quorum", [None, 4])
@@ -125,6 +126,7 @@ def test_shares_are_told_beside_a_policy_that_betters_them(tmp_path: Path) -> No
     assert "Rank 3 always takes" in text
     assert "which no policy of gradients betters" not in text
     assert "Where batches must stay as they are, this holds: If a step can be split into micro-batches" in text
+    assert "If a step cannot be split, this holds: HOROVOD_PARTIAL_SYNC=" in text
 
 
 @pytest.mark.parametrize("every", [1, 50])

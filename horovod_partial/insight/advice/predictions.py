@@ -112,7 +112,7 @@ def predict(
             Otherwise a rank that is slow in a step is slow for all micro-batches that it makes in it.
     """
     if passes > 1:
-        compute = compute[: max(_LEAST_BLOCKS, _MOST_SHARED // (compute.shape[1] * passes))]
+        compute = _first_steps(compute, passes)
     steps, ranks = compute.shape
     most = _MOST_RESAMPLES if passes == 1 else _LEAST_RESAMPLES  # micro-batches take longer to simulate
     resamples = min(most, _MOST_SIMULATED // max(1, steps * ranks * passes * len(policies)))
@@ -148,7 +148,7 @@ def price_of_a_split(compute: Floats, reduction: float, shared: Prediction, rate
         shared: the prediction for `work_sharing`, whose rate is above `rate`.
         rate: steps per second.
     """
-    compute = compute[: max(_LEAST_BLOCKS, _MOST_SHARED // (compute.shape[1] * shared.passes))]
+    compute = _first_steps(compute, shared.passes)
     low, high = 0.0, 1 / (rate * shared.passes)  # each rank makes `passes` micro-batches on average
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -179,6 +179,11 @@ def _run(compute: Floats, reduction: float, policy: str, *, passes: int, split: 
         passes=passes,
         split=split,
     )
+
+
+def _first_steps(compute: Floats, passes: int) -> Floats:
+    """Return the compute times of as many steps as a simulation of work sharing takes."""
+    return compute[: max(_LEAST_BLOCKS, _MOST_SHARED // (compute.shape[1] * passes))]
 
 
 def _blocks(steps: int, resamples: int) -> list[NDArray[np.int64]]:

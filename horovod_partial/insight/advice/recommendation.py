@@ -82,14 +82,15 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
         raise ValueError(
             f"run {recording.run} was recorded under {_short(steps.policy)}, whose ranks meet every few steps: record it under Full()"
         )
-    recorded_split = split * steps.passes if steps.passes > 1 else 0.0
-    fastest = float(np.median(steps.compute, axis=0).min())
-    if recorded_split >= fastest:
-        raise ValueError(
-            f"a micro-batch cannot take {1e3 * split:.1f} ms more than its part of a step: in run {recording.run} those of one rank "
-            f"take {1e3 * fastest / steps.passes:.1f} ms"
-        )
-    compute = np.maximum(steps.compute - recorded_split, 1e-6)
+    compute = np.maximum(steps.compute, 1e-6)
+    if steps.passes > 1:
+        fastest = float(np.median(compute, axis=0).min()) / steps.passes
+        if split >= fastest:
+            raise ValueError(
+                f"a micro-batch cannot take {1e3 * split:.1f} ms more than its part of a step: in run {recording.run} those of one "
+                f"rank take {1e3 * fastest:.1f} ms"
+            )
+        compute = np.maximum(compute - split * steps.passes, 1e-6)
     reduction = seconds_behind_the_last(steps)
     quorums = gradient_policies(ranks)
     of_gradients = predict(compute, reduction, quorums)
@@ -104,10 +105,11 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
     left = [prediction for prediction in of_gradients if quorums[prediction.policy] >= least * ranks]
     gaining = [one for one in of_shares if one.rate * NEAR > of_gradients[0].rate]
     chosen, unsplit = _choice([*left, *gaining]), _choice(left)
-    shared, price = None, 0.0
+    work_sharing = ""
     if gaining:
         shared = chosen if chosen in gaining else _choice(gaining)
         price = price_of_a_split(compute, reduction, shared, of_gradients[0].rate, of_samples=follows_data)
+        work_sharing = _of_shares(of_gradients[0], shared, price, split)
     alike = predict(_alike(compute), reduction, ["full"])[0] if follows_data else None
     shares = _shares(slow)
     balanced = predict(compute * list(shares.values()), reduction, ["full"])[0] if shares else None
@@ -118,7 +120,7 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
         _of_other_waits(statistics.median(other_waits)),
         _of_batches([*of_gradients, *of_shares], balanced, slow, shares),
         _of_data(of_gradients[0], alike),
-        _of_shares(of_gradients[0], shared, price, split) if shared is not None else "",
+        work_sharing,
         _of_policy(of_gradients[0], unsplit, least),
         _of_optimizer(optimizer, least, unsplit),
         _of_models(unsplit, of_models),

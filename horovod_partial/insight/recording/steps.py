@@ -131,15 +131,13 @@ class JobSteps:
         policy, optimizer = arrived.most_common(1)[0][0] if rounds else ("full", "")
         shared = _SHARED.match(policy)
         passes = int(shared[1]) if shared else 0
-        all_ranks = [
-            _of_updates(rank, clocks, optimizer, passes)
-            if shared
-            else _of_rounds(rank, clocks)
-            if rounds
-            else _of_reductions(rank, clocks)
-            for rank in recording.ranks.values()
-        ]
-        made = {rank.rank: _made(rank, optimizer) for rank in recording.ranks.values()} if shared else {}
+        recorded = recording.ranks.values()
+        made = {}
+        if shared:
+            all_ranks = [_of_updates(rank, clocks, optimizer, passes) for rank in recorded]
+            made = {rank.rank: _made(rank, optimizer) for rank in recorded}
+        else:
+            all_ranks = [(_of_rounds if rounds else _of_reductions)(rank, clocks) for rank in recorded]
         ranks = tuple(steps for steps in all_ranks if len(steps.step))
         if not ranks:
             raise ValueError(

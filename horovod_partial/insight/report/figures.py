@@ -128,34 +128,29 @@ def _waiting(summary: Summary) -> Plot:
 
 
 def _micro_batches(summary: Summary) -> Plot:
-    made = np.array([steps.micro_batches for steps in summary.steps.ranks], dtype=np.float64)
-    edges, counts = _windows(summary, made, _WINDOWS)
-    return Plot(
-        "Micro-batches",
-        "A row is a rank. Darker colours mean that it made more of the micro-batches of an update.",
-        _heat(summary, edges, counts, "micro-batches in an update", (0.0, float(counts.max()))),
-    )
+    made = [steps.micro_batches for steps in summary.steps.ranks]
+    reading = "it made more of the micro-batches of an update."
+    return _of_each_rank(summary, made, "Micro-batches", reading, "micro-batches in an update")
 
 
 def _late(summary: Summary) -> Plot:
-    late = np.array([100.0 * steps.late for steps in summary.steps.ranks])
-    edges, shares = _windows(summary, late, _WINDOWS)
-    return Plot(
-        "Late steps",
-        "A row is a rank. Darker colours mean that more of its steps had a contribution that came too late for its round and "
-        "travelled with a later one.",
-        _heat(summary, edges, shares, "% of steps", (0.0, 100.0)),
-    )
+    late = [100.0 * steps.late for steps in summary.steps.ranks]
+    reading = "more of its steps had a contribution that came too late for its round and travelled with a later one."
+    return _of_each_rank(summary, late, "Late steps", reading, "% of steps", most=100.0)
 
 
 def _staleness(summary: Summary) -> Plot:
-    stale = np.array([steps.staleness for steps in summary.steps.ranks], dtype=np.float64)
-    edges, rounds = _windows(summary, stale, _WINDOWS)
-    return Plot(
-        "Staleness",
-        "A row is a rank. Darker colours mean that it had missed more rounds before a step, so it computed with an older model.",
-        _heat(summary, edges, rounds, "rounds missed", (0.0, max(1.0, float(rounds.max())))),
-    )
+    stale = [steps.staleness for steps in summary.steps.ranks]
+    reading = "it had missed more rounds before a step, so it computed with an older model."
+    return _of_each_rank(summary, stale, "Staleness", reading, "rounds missed")
+
+
+def _of_each_rank(
+    summary: Summary, values: list[NDArray[Any]], title: str, darker: str, unit: str, most: float | None = None
+) -> Plot:
+    edges, means = _windows(summary, np.array(values, dtype=np.float64), _WINDOWS)
+    reading = f"A row is a rank. Darker colours mean that {darker}"
+    return Plot(title, reading, _heat(summary, edges, means, unit, (0.0, most or max(1.0, float(means.max())))))
 
 
 def _rounds(summary: Summary) -> Iterator[Plot]:

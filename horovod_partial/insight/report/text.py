@@ -17,13 +17,15 @@ def columns(summary: Summary) -> tuple[str, ...]:
 def cells(summary: Summary, rank: RankSummary) -> tuple[str, ...]:
     """Return the texts of a rank's row in the table of ranks, in the order of `columns`."""
     slow = rank.slowness
-    made = sum(each.micro_batches for each in summary.ranks)
-    each = 1e3 * slow.compute / max(summary.steps.passes, 1)
-    shared = (f"{rank.micro_batches} ({rank.micro_batches / max(made, 1):.0%})", f"{each:.1f}")
+    if summary.shares_work:
+        share = rank.micro_batches / sum(each.micro_batches for each in summary.ranks)
+        last = (f"{rank.micro_batches} ({share:.0%})", f"{1e3 * slow.compute / summary.steps.passes:.1f}")
+    else:
+        last = (f"{rank.late:.0%}", f"{rank.staleness:.2f}")
     return (
         *(str(rank.rank), rank.host, "-" if slow.kind == "none" else str(slow), f"{slow.score:.2f}"),
         *(f"{1e3 * seconds:.1f}" for seconds in (rank.compute, rank.wait, rank.reduce)),
-        *(shared if summary.shares_work else (f"{rank.late:.0%}", f"{rank.staleness:.2f}")),
+        *last,
     )
 
 

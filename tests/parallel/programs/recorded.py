@@ -5,6 +5,7 @@ WHAT is `whole`, `metric` (with an average over the ranks in each step), `late` 
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Iterator
@@ -26,11 +27,16 @@ def train(recorded_from: int | None) -> None:
     passes = 2 if policy == "work_sharing" else 1
     optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), sync=policy, backward_passes_per_step=passes)
 
-    def updates() -> Iterator[int]:
-        while optimizer.rounds < steps:
-            yield optimizer.rounds
+    def numbers() -> Iterator[int]:
+        if policy == "work_sharing":
+            while optimizer.rounds < steps:
+                yield optimizer.rounds
+        elif what == "for_ever":
+            yield from itertools.count()
+        else:
+            yield from range(steps)
 
-    for number in updates() if passes > 1 else range(steps) if what != "for_ever" else iter(int, 1):
+    for number in numbers():
         if number == recorded_from:
             hvd.record(FOLDER / "recordings")
             try:
