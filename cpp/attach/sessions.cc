@@ -57,8 +57,7 @@ void Sessions::Introduce(hvd::HorovodGlobalState& state, bool waits_are_told) {
       recording::Recorder::Origin{engine.rank(), engine.size()},
       [rank = engine.rank()](const std::string& text) { Log(LogLevel::kError, rank, text); });
   global->SetState(state, 0, recorder, waits_are_told);
-  for (const std::int32_t id : state.process_set_table.Ids())
-    FindForHook(*state.process_set_table.Get(id).controller);
+  for (const std::int32_t id : state.process_set_table.Ids()) FindForHook(*state.process_set_table.Get(id).controller);
 }
 
 std::vector<std::shared_ptr<Session>> Sessions::Ready() const {

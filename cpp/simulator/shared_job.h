@@ -21,9 +21,9 @@ struct SharedJobConfig {
   int updates = 1;
   double compute = 0;  // the time of a micro-batch without its delay; above 0
   // The delay of a micro-batch is the sum of three.
-  std::vector<double> in_first;  // [update * ranks + rank]: of the first micro-batch that the rank makes
-  std::vector<double> in_each;   // [update * ranks + rank]: of each micro-batch that the rank makes
-  std::vector<double> in_own;    // [update * micro-batches + micro-batch]: of this micro-batch, on any rank
+  std::vector<double> in_first;              // [update * ranks + rank]: of the first micro-batch that the rank makes
+  std::vector<double> in_each;               // [update * ranks + rank]: of each micro-batch that the rank makes
+  std::vector<double> in_own;                // [update * micro-batches + micro-batch]: of this micro-batch, on any rank
   std::vector<JobConfig::Message> messages;  // the messages of an update; `ready` is a time in the last micro-batch
   LinearCost cost;                           // the cost of a reduction
   double cycle = 0;                          // the least time from one negotiation to the next
