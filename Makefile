@@ -177,7 +177,7 @@ test-gpu-build: setup-gpu ## Run PyTorch's parallel tests on CPU tensors over bu
 # has no join and no broadcast in place.
 DOUBLE := build/release/double
 GPU_DOUBLE_TESTS := $(addprefix tests/parallel/test_,gpu_kernels.py tensorflow.py conformance_operations.py conformance_rounds.py \
-	conformance_models.py gpu_devices.py gpu_training.py operations.py rounds.py optimizer.py groups.py ends.py invariants.py)
+	conformance_models.py gpu_devices.py gpu_training.py operations.py rounds.py optimizer.py groups.py ends.py work_sharing.py)
 .PHONY: test-gpu-double
 test-gpu-double: build build/release/build.ninja ## Run tests of operations and optimizers on a double of a GPU
 	@$(BIN)/cmake --build build/release -j $(JOBS) --target gpu_double tensorflow_ops_double

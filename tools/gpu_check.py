@@ -74,7 +74,7 @@ PLATFORMS = ["manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux201
 SEVERAL_RANKS = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "1", "NCCL_NVLS_ENABLE": "0"}
 RANKS = 4
 
-TESTS = ["operations", "rounds", "optimizer", "groups", "invariants", "gpu_devices", "gpu_training"]
+TESTS = ["groups", "gpu_devices", "work_sharing", "operations", "rounds", "optimizer", "gpu_training"]
 TESTS += [f"conformance_{name}" for name in ("operations", "rounds", "models", "invariants")]
 POLICIES = [ROOT / "tests" / "parallel" / "programs" / "every_policy.py", "--device", "cuda"]
 BENCHMARKS = {
@@ -293,10 +293,10 @@ SHARES = {
     "build.package": 130.0,
     "build.nccl": 10.0,
     "a.policies": 40.0,
-    "b.2": 50.0,
+    "b.4": 210.0,
+    "b.2": 100.0,
     "e.resnet50": 60.0,
     "c.overhead": 55.0,
-    "b.4": 110.0,
     "c.straggler": 55.0,
     "c.latency": 55.0,
     "d.memcheck": 60.0,

@@ -149,10 +149,10 @@ std::vector<Closing> Coordination::Decide(const Report* own, bool joined, Time n
   const std::string refusal = closings.empty() ? "" : GroupCommunicators::Refusal(*state_);
   for (auto& closing : closings) {
     if (closing.ends && !refusal.empty()) closing.groups.clear();  // all ranks reduce together, some with zeros
+    if (closing.error.empty()) LeaveOutZerosElsewhere(closing);
     const bool grouped = !closing.groups.empty() || !closing.upcoming.empty();
     if (closing.error.empty() && grouped && !refusal.empty())
       closing.error = "groups of ranks do not work with Horovod's operation " + refusal + ".";
-    if (closing.error.empty()) closing.error = JoinRefusal(closing.bucket);
   }
   return closings;
 }
@@ -163,21 +163,17 @@ int Coordination::OwnJoinDevice() const {
   return queue.tensor_table_.at(JOIN_TENSOR_NAME).device;
 }
 
-// Returns why a bucket cannot be reduced together with joined ranks, or an empty text. Horovod puts the zeros of a
-// joined rank on the device that its join names. This must be a GPU if the tensors of the other ranks are on GPUs, and
-// the host otherwise: NCCL does not read the memory of the host, and Gloo and MPI do not read that of a GPU.
-std::string Coordination::JoinRefusal(const std::string& bucket) const {
+// Leaves joined ranks out of a round if their zeros are of no use. Horovod puts the zeros of a joined rank on the
+// device that its join names. NCCL does not read the memory of the host, and Gloo and MPI do not read that of a GPU.
+void Coordination::LeaveOutZerosElsewhere(Closing& closing) const {
   const auto on_host = [](int device) { return device == CPU_DEVICE_ID; };
   for (Rank rank = 0; rank < size_; ++rank) {
-    if (!joined_[static_cast<std::size_t>(rank)]) continue;
-    const bool joined_on_host = on_host(join_devices_.at(rank));
-    if (joined_on_host == on_host(coordinator_.declaration(bucket).device)) continue;
-    return "rank " + std::to_string(rank) + " has joined with " + (joined_on_host ? "the CPU" : "a GPU") +
-           " as its device, and " + bucket + " lies on " + (joined_on_host ? "GPUs" : "CPUs") +
-           ": give hvd.join the device=" + (joined_on_host ? " of that rank's tensors" : "-1") +
-           " there, or with TensorFlow train and join on the same kind of device.";
+    const auto at = static_cast<std::size_t>(rank);
+    if (!joined_[at]) continue;
+    if (on_host(join_devices_.at(rank)) == on_host(coordinator_.declaration(closing.bucket).device)) continue;
+    if (closing.groups.empty()) closing.groups.assign(joined_.size(), 0);  // one group of all other ranks
+    closing.groups[at] = kNoGroup;
   }
-  return "";
 }
 
 std::vector<hvd::Request> Coordination::RowOf(const Closing& closing) const {

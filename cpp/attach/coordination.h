@@ -61,7 +61,7 @@ class Coordination {
  private:
   void Observe(Rank rank, const Report& report, Time now);
   int OwnJoinDevice() const;
-  std::string JoinRefusal(const std::string& bucket) const;
+  void LeaveOutZerosElsewhere(Closing& closing) const;
 
   hvd::Controller& controller_;
   const int size_;

@@ -3,6 +3,8 @@
 #include <stdexcept>
 
 #include "attach/device.h"
+#include "attach/instead.h"
+#include "attach/nccl_group.h"
 
 namespace horovod_partial::attach {
 
@@ -18,7 +20,8 @@ std::string GroupCommunicators::Refusal(hvd::HorovodGlobalState& state) {
 
 hvd::Status GroupCommunicators::Execute(const std::vector<Closing>& closings,
                                         const std::vector<hvd::TensorTableEntry>& entries,
-                                        const hvd::Response& response, Carrier carrier, const Reduce& reduce) {
+                                        const hvd::Response& response, Carrier carrier,
+                                        const hvd::AllreduceOp& operation, const Reduce& reduce) {
   const Partition groups = closings[0].groups;
   for (const Closing& closing : closings)
     if (closing.groups != groups || (!groups.empty() && closings.size() != response.tensor_names().size()))
@@ -30,14 +33,7 @@ hvd::Status GroupCommunicators::Execute(const std::vector<Closing>& closings,
     Use(groups, carrier);
     const Members members = GroupOf(groups, rank_, size_);
     if (members.size() > 1) {
-      const Scope scope(*this, members, carrier);
-      hvd::Response mine = response;  // a copy with other devices, by which Horovod keeps NCCL's communicators
-      if (carrier == Carrier::kNccl) {
-        std::vector<std::int32_t> devices = members;
-        for (const Rank member : members) devices.push_back(response.devices()[static_cast<std::size_t>(member)]);
-        mine.set_devices(devices);
-      }
-      status = reduce(mine);
+      status = ReduceInGroup(members, entries, response, carrier, operation, reduce);
     } else if (!members.empty()) {
       for (const auto& entry : entries)
         if (entry.tensor->data() != entry.output->data())
@@ -49,6 +45,33 @@ hvd::Status GroupCommunicators::Execute(const std::vector<Closing>& closings,
   for (const Closing& closing : closings)
     for (const Partition& partition : closing.upcoming) Use(partition, carrier);
   return status;
+}
+
+hvd::Status GroupCommunicators::ReduceInGroup(const Members& members,
+                                              [[maybe_unused]] const std::vector<hvd::TensorTableEntry>& entries,
+                                              const hvd::Response& response, [[maybe_unused]] Carrier carrier,
+                                              [[maybe_unused]] const hvd::AllreduceOp& operation,
+                                              const Reduce& reduce) {
+  const Communicator& group = made_.at(members);
+#if HAVE_MPI
+  MPI_Comm& communicator = process_set_.mpi_context.mpi_comm;
+  const Instead communicator_of_group(communicator, group.mpi != MPI_COMM_NULL ? group.mpi : communicator);
+#endif
+#if HAVE_GLOO
+  std::shared_ptr<gloo::Context>& context = process_set_.gloo_context.ctx;
+  const Instead context_of_group(context, group.gloo != nullptr ? group.gloo : context);
+#endif
+#if HAVE_NCCL
+  if (carrier == Carrier::kNccl) {
+    hvd::Response mine = response;  // a copy with other devices, by which Horovod keeps NCCL's communicators
+    std::vector<std::int32_t> devices = members;
+    for (const Rank member : members) devices.push_back(response.devices()[static_cast<std::size_t>(member)]);
+    MakeNcclGroup(operation, process_set_, rank_, members, entries, devices);
+    mine.set_devices(devices);
+    return reduce(mine);
+  }
+#endif
+  return reduce(response);
 }
 
 Carrier GroupCommunicators::HostCarrier(Carrier carrier) const {
@@ -96,44 +119,6 @@ GroupCommunicators::Communicator GroupCommunicators::Make(const Members& members
   if (carrier == Carrier::kGloo) made.gloo = MakeGlooGroup(process_set_.gloo_context.ctx, members);
 #endif
   return made;
-}
-
-GroupCommunicators::Scope::Scope(GroupCommunicators& communicators, const Members& members, Carrier carrier)
-    : process_set_(communicators.process_set_),
-      whole_{
-#if HAVE_MPI
-          process_set_.mpi_context.mpi_comm,
-#endif
-#if HAVE_GLOO
-          process_set_.gloo_context.ctx,
-#endif
-      },
-      rank_(process_set_.controller->GetRank()),
-      size_(process_set_.controller->GetSize()) {
-  const Communicator& group = communicators.made_.at(members);
-#if HAVE_MPI
-  if (group.mpi != MPI_COMM_NULL) process_set_.mpi_context.mpi_comm = group.mpi;
-#endif
-#if HAVE_GLOO
-  if (group.gloo != nullptr) process_set_.gloo_context.ctx = group.gloo;
-#endif
-  if (carrier == Carrier::kNccl) {  // Horovod's NCCL operation asks the controller for rank and size
-    auto& controller = ControllerAccess::Of(*process_set_.controller);
-    controller.rank_ = PlaceOf(members, communicators.rank_);
-    controller.size_ = static_cast<int>(members.size());
-  }
-}
-
-GroupCommunicators::Scope::~Scope() {
-#if HAVE_MPI
-  process_set_.mpi_context.mpi_comm = whole_.mpi;
-#endif
-#if HAVE_GLOO
-  process_set_.gloo_context.ctx = whole_.gloo;
-#endif
-  auto& controller = ControllerAccess::Of(*process_set_.controller);
-  controller.rank_ = rank_;
-  controller.size_ = size_;
 }
 
 }  // namespace horovod_partial::attach

@@ -18,13 +18,13 @@ namespace horovod_partial::attach {
 // The library that carries a reduction.
 enum class Carrier { kMpi, kGloo, kNccl };
 
-// Horovod's own function that executes a response.
+// Executes a response by Horovod's own function.
 using Reduce = std::function<hvd::Status(const hvd::Response&)>;
 
 // The communicators of a process set's groups. Groups are no process sets of Horovod, because all ranks must meet to
 // add or remove a process set, and each process set negotiates in every cycle. Horovod's operations take their
-// communicator from the process set. So Scope puts the group's communicator there while Horovod's operation runs. Used
-// by the background thread only.
+// communicator from the process set. So the group's communicator is there while Horovod's operation runs. Used by the
+// background thread only.
 class GroupCommunicators {
   // The communicators of a group; null for libraries that carry no reduction of it.
   struct Communicator {
@@ -47,8 +47,10 @@ class GroupCommunicators {
   static std::string Refusal(hvd::HorovodGlobalState& state);
 
   // Reduces a response with these rounds in this rank's group. Also makes communicators that later rounds need.
+  // `operation` is Horovod's operation, and `reduce` its function that executes a response.
   hvd::Status Execute(const std::vector<Closing>& closings, const std::vector<hvd::TensorTableEntry>& entries,
-                      const hvd::Response& response, Carrier carrier, const Reduce& reduce);
+                      const hvd::Response& response, Carrier carrier, const hvd::AllreduceOp& operation,
+                      const Reduce& reduce);
 
   int made() const { return made_count_; }
   std::chrono::nanoseconds setup() const { return setup_; }  // how long making the communicators took in all
@@ -59,24 +61,12 @@ class GroupCommunicators {
   // communicator. Throws the exceptions of the carrier.
   void Use(const Partition& partition, Carrier carrier);
 
-  // While a Scope lives, the process set has the communicator of this rank's group, which must have been made before.
-  class Scope {
-   public:
-    Scope(GroupCommunicators& communicators, const Members& members, Carrier carrier);
-    ~Scope();
-    Scope(const Scope&) = delete;
-    Scope& operator=(const Scope&) = delete;
-
-   private:
-    hvd::ProcessSet& process_set_;
-    const Communicator whole_;
-    const int rank_;
-    const int size_;
-  };
-
+  hvd::Status ReduceInGroup(const Members& members, const std::vector<hvd::TensorTableEntry>& entries,
+                            const hvd::Response& response, Carrier carrier, const hvd::AllreduceOp& operation,
+                            const Reduce& reduce);
   Communicator Make(const Members& members, Carrier carrier) const;
   // Returns the library in which Make makes a communicator. For NCCL it is the library of the controller, over which
-  // Horovod then sets up NCCL's communicator.
+  // MakeNcclGroup then sets up NCCL's communicator.
   Carrier HostCarrier(Carrier carrier) const;
 
   hvd::HorovodGlobalState& state_;

@@ -91,7 +91,7 @@ hvd::Status Execute(hvd::AllreduceOp* operation, std::vector<hvd::TensorTableEnt
   if (session != nullptr) session->EndIfBroken();  // if it throws, Horovod fails these entries
   try {
     const bool knows = session != nullptr && session->ready();
-    hvd::Status status = knows ? session->Execute(entries, response, carrier, reduce) : reduce(response);
+    hvd::Status status = knows ? session->Execute(*operation, entries, response, carrier, reduce) : reduce(response);
     for (const auto& entry : entries)
       if (auto* handshake = dynamic_cast<HandshakeContext*>(entry.context.get()); handshake != nullptr && status.ok())
         handshake->Ended(state, static_cast<const std::int64_t*>(entry.output->data()));

@@ -13,9 +13,9 @@ namespace hvd = horovod::common;
 
 // These classes give access to protected members of their base classes. No object has one of these types.
 struct ControllerAccess : hvd::Controller {
+  using hvd::Controller::cross_rank_;
+  using hvd::Controller::cross_size_;
   using hvd::Controller::message_table_;
-  using hvd::Controller::rank_;
-  using hvd::Controller::size_;
   using hvd::Controller::tensor_queue_;
   using hvd::Controller::timeline_;
   static ControllerAccess& Of(hvd::Controller& controller) { return static_cast<ControllerAccess&>(controller); }

@@ -269,8 +269,8 @@ std::vector<Closing> Session::OpenAll(const hvd::ResponseList& responses) {
   return closings;
 }
 
-hvd::Status Session::Execute(std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response,
-                             Carrier carrier, const Reduce& reduce) {
+hvd::Status Session::Execute(const hvd::AllreduceOp& operation, std::vector<hvd::TensorTableEntry>& entries,
+                             const hvd::Response& response, Carrier carrier, const Reduce& reduce) {
   const Time begin = Now();
   std::vector<Closing> closings;  // the closings of this response that have groups, now or in later rounds
   if (IsOurs(response))
@@ -278,8 +278,9 @@ hvd::Status Session::Execute(std::vector<hvd::TensorTableEntry>& entries, const 
       if (auto noted = grouped_.extract(name)) closings.push_back(std::move(noted.mapped()));
   const int made = communicators_->made();
   const auto setup = communicators_->setup();
-  hvd::Status status =
-      closings.empty() ? reduce(response) : communicators_->Execute(closings, entries, response, carrier, reduce);
+  hvd::Status status = closings.empty()
+                           ? reduce(response)
+                           : communicators_->Execute(closings, entries, response, carrier, operation, reduce);
   if (communicators_->made() > made)
     engine_.RecordGroups(closings[0].bucket, communicators_->made() - made, communicators_->setup() - setup);
   record_->Reduced(entries, response, begin, closings.empty() || closings[0].groups.empty());

@@ -74,9 +74,10 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   void BeforeSendFinal(hvd::ResponseList& responses);
   void AfterSendFinal(hvd::ResponseList& responses);
   void AfterRecvFinal(hvd::ResponseList& responses);
-  // `reduce` is Horovod's own execution of a response. A round of ours with groups is reduced in this rank's group.
-  hvd::Status Execute(std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response, Carrier carrier,
-                      const Reduce& reduce);
+  // `operation` is Horovod's operation, and `reduce` its own execution of a response. A round of ours with groups is
+  // reduced in this rank's group.
+  hvd::Status Execute(const hvd::AllreduceOp& operation, std::vector<hvd::TensorTableEntry>& entries,
+                      const hvd::Response& response, Carrier carrier, const Reduce& reduce);
   // Called when a reduction over Gloo has failed halfway, so that peers may still send data of it. If Horovod began its
   // next cycle on the same connections, Gloo would meet this data and end the process. So the rest of this cycle is not
   // reduced, and the next hook ends Horovod's loop before it communicates: EndIfBroken throws the only exception that

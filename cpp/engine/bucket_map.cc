@@ -27,10 +27,10 @@ std::shared_ptr<SharedBucket> BucketMap::Declare(const std::string& name, const 
   auto& bucket = buckets_[name];
   if (bucket == nullptr) bucket = std::make_shared<SharedBucket>(surroundings_, name, config);
   if (!(bucket->config == config)) {
-    throw std::invalid_argument(rank + "the name " + name + " is bound to another shape, dtype, policy or scaling (" +
-                                NameOf(bucket->config.type) + ", " + std::to_string(bucket->config.elements()) +
-                                " elements, " + bucket->config.spec.policy.description +
-                                "); use another name, or the same arguments in every round");
+    throw std::invalid_argument(
+        rank + "the name " + name + " is bound to another shape, dtype, device, policy or scaling: to " +
+        Describe(bucket->config.declaration()) + ", and not to " + Describe(config.declaration()) +
+        "; use another name, or the same arguments in every round");
   }
   return bucket;
 }

@@ -177,7 +177,7 @@ def test_different_policies(
 def test_name_bound_to_another_declaration(front: Front, world: World) -> None:
     begin = front.bind(name=world.name(), sync=EVERYBODY)
     begin(front.tensor(np.zeros(3))).end()
-    text = rf"the name {re.escape(world.name())} is bound to another shape, dtype, policy or scaling"
+    text = rf"the name {re.escape(world.name())} is bound to another shape, dtype, device, policy or scaling"
     for values, dtype in ((np.zeros(4), "float32"), (np.zeros(3), "float64"), (np.zeros((3, 1)), "float32")):
         with pytest.raises(front.misfit, match=text):
             begin(front.tensor(values, dtype)).end()

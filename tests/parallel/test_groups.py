@@ -7,6 +7,7 @@ was late.
 from __future__ import annotations
 
 import re
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -249,6 +250,24 @@ def test_groups_beside_other_collectives(world: World) -> None:
         assert hvd.synchronize(rows)[:, 0].tolist() == list(world.ranks)
         hvd.synchronize(partial)
         end(world, handle)
+    hvd.flush()
+
+
+def test_rank_and_size_stay_while_groups_reduce(world: World) -> None:
+    """Horovod makes NCCL's communicator of a group as if the group were the job."""
+    over, seen = threading.Event(), set()
+
+    def watch() -> None:
+        while not over.is_set():
+            seen.add((hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.global_process_set.size()))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for step in range(6):
+        average(world, hvd.GroupAverage(schedule=ring(world.size), period=None), str(step % 2))
+    over.set()
+    watcher.join()
+    assert seen == {(world.rank, world.size, hvd.local_rank(), hvd.local_size(), world.size)}
     hvd.flush()
 
 

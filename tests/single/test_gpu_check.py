@@ -58,6 +58,10 @@ def test_parts_and_steps(gpu_check: ModuleType) -> None:
         gpu_check.steps_of("a,z")
 
 
+def test_the_tests_that_it_names_are_there(gpu_check: ModuleType) -> None:
+    assert [name for name in gpu_check.TESTS if not (ROOT / "tests" / "parallel" / f"test_{name}.py").exists()] == []
+
+
 def test_a_failure_is_written_down_and_the_next_goes_on(gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import sys; print('it says so'); sys.exit(3)"
     monkeypatch.setitem(gpu_check.STEPS, "fails", lambda step: step.run(sys.executable, "-c", program))

@@ -13,6 +13,7 @@ std::vector<Members> GroupsOf(const Partition& partition) {
     if (groups.size() <= number) groups.resize(number + 1);
     groups[number].push_back(static_cast<Rank>(rank));
   }
+  groups.erase(std::remove(groups.begin(), groups.end(), Members()), groups.end());
   return groups;
 }
 

@@ -13,7 +13,7 @@ constexpr int kNoGroup = -1;
 using Partition = std::vector<int>;
 using Members = std::vector<Rank>;  // the ranks of a group, in ascending order
 
-// Returns the groups of a partition by their numbers. Each group has at least one rank.
+// Returns the groups of a partition in the order of their numbers. A number without ranks gives no group.
 std::vector<Members> GroupsOf(const Partition& partition);
 // Returns the group of a rank among `size` ranks. The result is empty if the rank is in no group.
 Members GroupOf(const Partition& partition, Rank rank, int size);

@@ -52,6 +52,12 @@ std::string Disagreement(const std::string& first, const Declaration& one, const
   return {};
 }
 
+std::string Describe(const Declaration& declaration) {
+  const bool scales = declaration.prescale_factor != 1 || declaration.postscale_factor != 1;
+  return std::string(NameOf(declaration.type)) + ShapeOf(declaration) + " on a " + DeviceOf(declaration) + ", " +
+         declaration.policy.description + (scales ? ", scaled by " + FactorsOf(declaration) : "");
+}
+
 std::string FirstDifference(const std::string& first, const std::vector<std::string>& one, const std::string& second,
                             const std::vector<std::string>& other) {
   std::size_t at = 0;

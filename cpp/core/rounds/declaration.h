@@ -38,6 +38,9 @@ struct Declaration {
 std::string Disagreement(const std::string& first, const Declaration& one, const std::string& second,
                          const Declaration& other);
 
+// Returns a text with all that a declaration holds, except the members.
+std::string Describe(const Declaration& declaration);
+
 // Returns a text that says where two lists of members differ first. The text is empty if they are equal.
 std::string FirstDifference(const std::string& first, const std::vector<std::string>& one, const std::string& second,
                             const std::vector<std::string>& other);
