@@ -30,7 +30,7 @@ class BalancedBatchSampler:
         batch_size: samples in a batch, 1 or more.
         shuffle: whether the order differs between epochs. Otherwise steps go from short samples to long ones.
         seed: decides the order; the same on all ranks.
-        drop_last: whether to leave out samples that do not fill a step; with `shuffle` these are others in each epoch.
+        drop_last: whether to leave out samples that do not fill a step; with `shuffle` each epoch leaves out others.
             Otherwise some samples come twice to fill the last step, same as with `DistributedSampler`.
         process_set: the ranks that take a step together.
 

@@ -23,8 +23,8 @@ from horovod_partial import __version__
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Partial collectives for a stock Horovod.")
 
-# The self-tests of `check`. Each runs in a process of its own, because attaching to Horovod cannot be undone, and Horovod
-# may abort if MPI is broken.
+# The self-tests of `horovod-partial check`. Each runs in a process of its own, because attaching to Horovod cannot be
+# undone, and Horovod may abort if MPI is broken.
 SELF_TESTS = {
     "torch": """
 import torch
@@ -54,8 +54,8 @@ own = nccl.of_horovod(mpi_ops._basics.MPI_LIB_CTYPES._name, mpi_ops.nccl_built()
 print(json.dumps(nccl.describe("{framework}", own, nccl.loaded())))
 """
 
-# The program that the command `run` was asked for. It runs after typer has returned, because typer would catch some of
-# its exceptions.
+# The program that `horovod-partial run` starts. It begins after typer has returned, because typer would catch some of
+# the program's exceptions.
 _programs: list[Callable[[], None]] = []
 
 
@@ -70,7 +70,7 @@ def version_option(
 
 @app.command()
 def check() -> None:
-    """Show what this installation can do, and try it with each framework: attach, initialise, reduce a tensor alone."""
+    """Show what this installation can do. Try each framework on one rank: attach, initialise, reduce a tensor."""
     try:
         from horovod_partial import _build_info as built
     except ImportError:
@@ -205,7 +205,7 @@ def simulate(
 ) -> None:
     """Simulate a job: iteration time, efficiency, contributors and staleness, by policy, rule and number of ranks.
 
-    Under work sharing the bound is the time of the best schedule of whole micro-batches. The default cluster is the first one of the MG-WFBP paper.
+    Column bound: time of the best schedule of whole micro-batches under work sharing. Default: MG-WFBP's first cluster.
     """
     from horovod_partial.insight.simulate import Cluster, Result, Trace, parse_delays
     from horovod_partial.insight.simulate import simulate as run
@@ -365,7 +365,7 @@ def run(
 def srun(command: list[str] = typer.Argument(help="A program and its arguments.")) -> None:  # noqa: B008 (typer's way)
     """Make the tasks of a Slurm step ranks of Horovod over Gloo, and run a program on each.
 
-    By srun: srun -n 4 horovod-partial srun python train.py --lr 0.1
+    Start it with srun: srun -n 4 horovod-partial srun python train.py --lr 0.1
     """
     from horovod_partial.launch import slurm
 
@@ -374,7 +374,7 @@ def srun(command: list[str] = typer.Argument(help="A program and its arguments."
 
 
 def _for_output(module: str, needs: str, install: str) -> Any:
-    """Import a module that only the option `--output` uses. Refuses the command if a package that it needs is missing."""
+    """Import a module that only the option `--output` uses. Refuses the command if a needed package is missing."""
     try:
         return importlib.import_module(f"horovod_partial.{module}")
     except ImportError:
@@ -383,7 +383,7 @@ def _for_output(module: str, needs: str, install: str) -> Any:
 
 @contextlib.contextmanager
 def _refusing(begin: str = "") -> Iterator[None]:
-    """Context that refuses the command if a file or an argument is wrong. The message starts with `begin`."""
+    """Context that ends the command if a file or an argument is wrong. It prints an error that starts with `begin`."""
     try:
         yield
     except (OSError, ValueError) as error:

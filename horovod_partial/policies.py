@@ -44,7 +44,7 @@ class _Policy:
         given = [
             f"{each.name}={getattr(self, each.name)!r}"
             for each in _options(type(self))
-            if repr(getattr(self, each.name)) != repr(each.default)  # 1 (one rank) == 1.0 (all ranks), so compare texts
+            if repr(getattr(self, each.name)) != repr(each.default)  # 1 (one rank) equals 1.0 (all ranks); texts differ
         ]
         return f"{type(self).__name__}({', '.join(given)})"
 
@@ -75,7 +75,7 @@ class _OpenRounds(_Policy):
         require(fits, "grace_ms", f"'auto' or a number of milliseconds, 0 to {LONGEST_GRACE_MS}", grace)
 
     def _to_core(self, **rule: Any) -> _core.Policy:
-        if not isinstance(self.grace_ms, str):  # "auto" is the core's default
+        if not isinstance(self.grace_ms, str):  # the core's default for the grace is "auto"
             rule["grace_seconds"] = self.grace_ms / 1e3
         return _core.Policy(max_staleness=self.max_staleness, **rule)
 
@@ -282,9 +282,9 @@ class _Schedule:
 class Butterfly(_Schedule):
     """Groups along a butterfly (WAGMA-SGD, IEEE TPDS 2021, section 3.2).
 
-    If the numbers are powers of two, every change has reached all ranks after log(ranks) / log(size) rounds. For other
-    numbers groups have at most `size` ranks, and may differ in size. Algorithm 1 of the paper shifts its mask too far;
-    this class follows the paper's worked example instead.
+    If `size` and the number of ranks are powers of two, a change has reached all ranks after log(ranks) / log(size)
+    rounds. Otherwise groups have at most `size` ranks, and may differ in size. Algorithm 1 of the paper shifts its mask
+    too far; this class follows the paper's worked example instead.
 
     Args:
         size: ranks in a group, 2 or more. If it is larger than the number of ranks, all ranks are one group.
@@ -431,7 +431,7 @@ class GroupAverage(_ModelPolicy, _OpenRounds):
             )
 
     def schedule_for(self, size: int) -> Butterfly | Schedule:
-        """Return which groups a job of `size` ranks has in each round."""
+        """Return the schedule of a job of `size` ranks, which gives the groups of each round."""
         if self.schedule is not None:
             return self.schedule
         return Butterfly(max(2, 2 ** int(math.log2(max(size, 1)) / 2)) if self.size is None else self.size)
@@ -602,7 +602,7 @@ def _form(name: str, kind: type[Policy]) -> str:
 
 
 def resolve(sync: Policy | str | None, default: Policy | str, *, shares_work: bool = False) -> Policy:
-    """Return the policy that an argument stands for: the policy itself, its text, or None for the default.
+    """Return the policy that an argument gives. `sync` is a policy, the text of one, or None for the default.
 
     Raises:
         ValueError: `sync` is not a policy, or it is `WorkSharing` and `shares_work` is False.

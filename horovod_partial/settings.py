@@ -1,4 +1,4 @@
-"""Every environment variable of horovod_partial. An argument comes before its variable, a variable before the default."""
+"""Every environment variable of horovod_partial. Arguments override variables, and variables override defaults."""
 
 from __future__ import annotations
 

@@ -20,21 +20,21 @@ struct Attached {
   int (*is_initialized)() = nullptr;
   bool waits_are_told = false;
   // Horovod's background thread and the application's threads use these fields without a lock: they are atomic.
-  std::atomic<hvd::HorovodGlobalState*> state{nullptr};  // set by the first handshake; its address never changes
-  std::atomic<int> generation{0};                        // changes with each initialisation
-  std::shared_ptr<recording::Recorder> recorder;         // of the last generation that shook hands; by std::atomic_load
+  std::atomic<hvd::HorovodGlobalState*> state{nullptr};  // set by the first handshake, and not changed again
+  std::atomic<int> generation{0};                        // the present generation; each initialisation adds 1 or more
+  std::shared_ptr<recording::Recorder> recorder;         // the last handshake's recorder; read by std::atomic_load
 };
 
-// Both threads use it. Who holds its lock never waits for anything, and never takes the interpreter's lock.
+// For any thread. A thread that holds its lock never waits for anything, and never takes the interpreter's lock.
 class AttachedLibraries {
  public:
-  // Adds a library, which `fill` describes, unless it is there. Nothing is added if `fill` throws.
+  // Adds a library, unless it is there. `fill` sets the fields of the library. If `fill` throws, nothing is added.
   void Add(const std::string& path, const std::function<void(Attached&)>& fill);
-  // Returns null if this library has not been attached. What it returns lives as long as the process.
+  // Returns the library at a path, or null if it has not been added. The object lives as long as the process.
   Attached* Find(const std::string& path) const;
-  // Called by the hook of each new controller. Every initialisation makes one while Horovod still says that it is not
-  // initialised, so the number grows. Process sets that are added afterwards do not change it. A Horovod that is down
-  // may also count the initialisation of another Horovod in this process.
+  // Called when Horovod has initialised a controller. Raises the generation of each library that is not initialised.
+  // Each `init` makes a controller before Horovod counts as initialised, so each `init` is counted. Process sets that
+  // are added later are not. A library that is down may also count the `init` of another library in this process.
   void CountGeneration();
 
  private:

@@ -12,14 +12,14 @@
 namespace horovod_partial::attach {
 namespace {
 
-// The mangled name depends on the string ABI of the framework.
+// The mangled name of std::string depends on the string ABI of the framework.
 const std::string kString = _GLIBCXX_USE_CXX11_ABI ? "NSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE" : "Ss";
 const std::string kEnqueueTensorAllreduce =
     "_ZN7horovod6common22EnqueueTensorAllreduceESt10shared_ptrINS0_9OpContextEES1_INS0_6TensorEES5_NS0_"
     "14ReadyEventListE" +
     kString + "iSt8functionIFvRKNS0_6StatusEEENS0_8ReduceOpEddi";
 
-constexpr std::size_t kLongestWhat = 200;  // bytes of the text that tells other ranks what this one waits for
+constexpr std::size_t kLongestWhat = 200;  // bytes of the text that tells rank 0 what this rank waits for
 
 }  // namespace
 
@@ -47,7 +47,7 @@ std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t
   const auto session = Lookup(*attached, process_set_id);
   if (session == nullptr)
     throw std::invalid_argument("this rank is not in process set " + std::to_string(process_set_id));
-  // A process set that was added later learns its state in its first cycle.
+  // A process set that was added after the handshake gets Horovod's state in its first cycle.
   while (!session->ready()) {
     if (!global->Alive()) global->engine().ThrowShutDown();
     Session::CheckInterrupt();
@@ -99,8 +99,8 @@ std::shared_ptr<recording::Recorder> LastRecorder(const std::string& library_pat
   return attached == nullptr ? nullptr : std::atomic_load(&attached->recorder);
 }
 
-// A wait of ours is known exactly. Of Horovod's own collectives it is only known that one is outstanding, not whether a
-// thread waits for it.
+// A wait for a bucket or in a flush is known exactly. Of Horovod's own collectives it is only known that one is
+// outstanding, not whether a thread waits for it.
 Look LookAtThisRank() {
   using Kind = Activity::Kind;
   const auto sessions = SessionsOfProcess().Ready();

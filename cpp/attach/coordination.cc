@@ -13,9 +13,14 @@
 namespace horovod_partial::attach {
 namespace {
 
-// Fusing tensors saves the latency of a reduction, and costs two copies, into the fusion buffer and out of it. For a
-// tensor of this size the copies cost more (4 ranks on one machine: from 256 KiB on over MPI, from 4 MiB on over Gloo).
+// Fusing tensors saves the latency of a reduction, but costs two copies: into the fusion buffer and out. From this size
+// on the copies cost more (4 ranks on one machine: from 256 KiB on over MPI, from 4 MiB on over Gloo).
 constexpr std::int64_t kLargeBytes = 4 << 20;
+#if HAVE_NCCL
+constexpr bool kHooksGpus = true;
+#else
+constexpr bool kHooksGpus = false;
+#endif
 
 // Returns how long ranks may wait for each other before the waits fail. It is kNever if Horovod's stall check is off,
 // Horovod's warning time (at least 1 s) if the user has set that, and else our default.
@@ -26,8 +31,8 @@ Time DeadlockAfter(hvd::Controller& controller) {
   return std::chrono::seconds(std::max(1, inspector.stall_warning_time_seconds));
 }
 
-// Splits fused responses of ours. A large tensor gets a response of its own, so that it is reduced where it lies. A
-// refused tensor gets a response of its own, too. The tensors of a response have the same groups.
+// Splits responses in which Horovod has fused tensors of buckets. A large tensor gets a response of its own, so that it
+// is reduced in place. So does a tensor whose round is an error. Other tensors stay together if they have equal groups.
 std::vector<hvd::Response> Unfused(const std::vector<hvd::Response>& responses,
                                    const std::map<std::string, Closing>& closed) {
   std::vector<hvd::Response> list;
@@ -37,7 +42,7 @@ std::vector<hvd::Response> Unfused(const std::vector<hvd::Response>& responses,
       continue;
     }
     const auto element_bytes = static_cast<std::int64_t>(SizeOf(static_cast<DataType>(response.tensor_type())));
-    std::map<Partition, std::size_t> together;  // for each partition: the index in `list` of its response
+    std::map<Partition, std::size_t> together;  // for each division into groups: the index of its response in `list`
     for (std::size_t i = 0; i < response.tensor_names().size(); ++i) {
       const std::string& name = response.tensor_names()[i];
       const std::int64_t elements = response.tensor_sizes()[i];
@@ -148,8 +153,8 @@ std::vector<Closing> Coordination::Decide(const Report* own, bool joined, Time n
   // Horovod's settings are looked at only if a round closes, because most cycles close none.
   const std::string refusal = closings.empty() ? "" : GroupCommunicators::Refusal(*state_);
   for (auto& closing : closings) {
-    if (closing.ends && !refusal.empty()) closing.groups.clear();  // all ranks reduce together, some with zeros
-    if (closing.error.empty()) LeaveOutZerosElsewhere(closing);
+    if (closing.ends && !refusal.empty()) closing.groups.clear();  // not in groups: all ranks reduce, some with zeros
+    if (closing.error.empty()) closing.error = LeaveOutZerosElsewhere(closing, refusal);
     const bool grouped = !closing.groups.empty() || !closing.upcoming.empty();
     if (closing.error.empty() && grouped && !refusal.empty())
       closing.error = "groups of ranks do not work with Horovod's operation " + refusal + ".";
@@ -163,17 +168,27 @@ int Coordination::OwnJoinDevice() const {
   return queue.tensor_table_.at(JOIN_TENSOR_NAME).device;
 }
 
-// Leaves joined ranks out of a round if their zeros are of no use. Horovod puts the zeros of a joined rank on the
-// device that its join names. NCCL does not read the memory of the host, and Gloo and MPI do not read that of a GPU.
-void Coordination::LeaveOutZerosElsewhere(Closing& closing) const {
+// Leaves joined ranks out of a round if the reduction cannot read their zeros. Horovod puts the zeros of a joined rank
+// on the device that its join names. NCCL does not read host memory, and Gloo and MPI do not read the memory of a GPU.
+// Returns an error if the rank cannot be left out. `refusal` says why groups do not work, if they do not.
+std::string Coordination::LeaveOutZerosElsewhere(Closing& closing, const std::string& refusal) const {
   const auto on_host = [](int device) { return device == CPU_DEVICE_ID; };
   for (Rank rank = 0; rank < size_; ++rank) {
     const auto at = static_cast<std::size_t>(rank);
     if (!joined_[at]) continue;
-    if (on_host(join_devices_.at(rank)) == on_host(coordinator_.declaration(closing.bucket).device)) continue;
-    if (closing.groups.empty()) closing.groups.assign(joined_.size(), 0);  // one group of all other ranks
+    const bool joined_on_host = on_host(join_devices_.at(rank));
+    if (joined_on_host == on_host(coordinator_.declaration(closing.bucket).device)) continue;
+    // The joined rank executes the response too, by an operation that has our hook: of GPUs' only NCCL's has it.
+    if (!refusal.empty() || (!joined_on_host && !kHooksGpus)) {
+      return "rank " + std::to_string(rank) + " has joined with " + (joined_on_host ? "the CPU" : "a GPU") +
+             " as its device, and " + closing.bucket + " lies on " + (joined_on_host ? "GPUs" : "CPUs") +
+             ": give hvd.join the device=" + (joined_on_host ? " of that rank's tensors" : "-1") +
+             " there, or use Horovod's NCCL without hierarchical or torus allreduce.";
+    }
+    if (closing.groups.empty()) closing.groups.assign(joined_.size(), 0);  // one group: all ranks that take part
     closing.groups[at] = kNoGroup;
   }
+  return "";
 }
 
 std::vector<hvd::Request> Coordination::RowOf(const Closing& closing) const {

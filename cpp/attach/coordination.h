@@ -24,8 +24,8 @@ class Coordination {
   // `for_all_ranks` says that this is the process set of all ranks.
   void Begin(hvd::HorovodGlobalState& state, bool for_all_ranks);
   bool WantsCycle(Time now) const { return coordinator_.NextDeadline() <= now; }
-  // Warns of long waits. Returns true if they are so long that the job must end, by the settings of Horovod's stall
-  // inspector, which does not see our rounds.
+  // Logs a warning if ranks wait long for rounds, because Horovod's stall inspector does not see rounds. Returns true
+  // if a wait is so long that the job must end by the inspector's settings.
   bool WatchWaits(Time now);
 
   // Takes our reports out of other ranks' messages, where Horovod would count them as requests. Returns true if a rank
@@ -36,8 +36,8 @@ class Coordination {
   // Returns the closings of this cycle. `own` is the report of this rank; if it is null, nothing is decided. `joined`
   // says that this rank has joined.
   std::vector<Closing> Decide(const Report* own, bool joined, Time now);
-  // Returns the requests that Horovod's response is made from: one for each rank, also for joined ranks, because
-  // Horovod finds the device of a rank by the rank. The requests agree with each other, so Horovod never refuses them.
+  // Returns the requests of a closed round: one for each rank, even for a joined rank, because Horovod reads the device
+  // of a rank from its request. The requests agree with each other, so Horovod never refuses them.
   std::vector<hvd::Request> RowOf(const Closing& closing) const;
   // Hands the requests of closed rounds to Horovod, which reduces them in this cycle on every rank.
   void Add(std::vector<Closing> closings, std::vector<std::vector<hvd::Request>> rows,
@@ -61,7 +61,7 @@ class Coordination {
  private:
   void Observe(Rank rank, const Report& report, Time now);
   int OwnJoinDevice() const;
-  void LeaveOutZerosElsewhere(Closing& closing) const;
+  std::string LeaveOutZerosElsewhere(Closing& closing, const std::string& refusal) const;
 
   hvd::Controller& controller_;
   const int size_;
@@ -69,12 +69,12 @@ class Coordination {
   std::vector<bool> joined_;               // for each rank: true if it has joined
   std::map<Rank, int> join_devices_;       // for each joined rank: the device of its zeros
   std::string failures_;                   // which ranks have failed, and why; empty once all ranks are told
-  std::vector<Grants> grants_;             // who may begin which micro-batch, if this cycle has changed that
+  std::vector<Grants> grants_;             // which ranks may begin which micro-batches; empty if unchanged
   std::map<std::string, Closing> closed_;  // the closings decided in this cycle, by their names in messages
   Time last_watch_{0};
   std::string warned_;
 
-  mutable std::mutex mutex_;  // guards the coordinator and its statistics; no lock is taken below it
+  mutable std::mutex mutex_;  // guards the coordinator and its statistics; no other lock is taken while it is held
   Coordinator coordinator_;
 };
 

@@ -20,7 +20,7 @@ class CycleRecord {
       : controller_(controller), process_set_id_(process_set_id), recorder_(std::move(recorder)) {}
 
   // Records how many tensors of Horovod's own operations have been submitted since the last call. The number is too low
-  // if an operation other than an allreduce has taken tensors away meanwhile.
+  // if an operation other than an allreduce has ended meanwhile.
   void Handed(Time now);
   void Decided(const std::vector<Closing>& closings, const Coordination& coordination, Time now) const;
   // Records that an allreduce has ended. `everyone` says that all ranks of the process set reduced together.
@@ -32,7 +32,7 @@ class CycleRecord {
   const std::int32_t process_set_id_;
   const std::shared_ptr<recording::Recorder> recorder_;
   std::int64_t sequence_ = 0;  // the number of the next allreduce, which is the same on all ranks
-  std::size_t known_ = 1;      // how many of Horovod's entries were counted; the session's own is always there
+  std::size_t known_ = 1;      // the entries counted so far in Horovod's table; one of ours is always there
 };
 
 }  // namespace horovod_partial::attach

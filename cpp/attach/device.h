@@ -10,7 +10,7 @@
 
 namespace horovod_partial::attach {
 
-// Throws std::invalid_argument for a GPU if Horovod was built without CUDA.
+// Returns the memory of a device. Throws std::invalid_argument for a GPU if Horovod was built without CUDA.
 Memory& MemoryOf(int device);
 
 // Returns memory of the host that the device can use too, though slowly. A rank puts zeros there if its device has no
@@ -29,13 +29,13 @@ class Stream {
   virtual ~Stream() = default;
   virtual int device() const = 0;
 
-  // Both queue their work, a copy within the device or a filling with zeros, behind all earlier work of the stream.
-  // They and the functions below may throw std::runtime_error.
+  // Copy copies within the device, and Zero fills memory with zeros. Both queue their work behind all earlier work of
+  // the stream. Copy, Zero, Record and Synchronize may throw std::runtime_error.
   virtual void Copy(void* target, const void* source, std::size_t bytes) const = 0;
   virtual void Zero(void* data, std::size_t bytes) const = 0;
-  // Returns an event that comes when all work is done that is queued now. Returns null on the host.
+  // Returns an event that comes when all work that is queued now is done. Returns null on the host.
   virtual std::shared_ptr<ReadyEvent> Record() const = 0;
-  // Blocks until all work is done that is queued now.
+  // Blocks until all work that is queued now is done.
   virtual void Synchronize() const = 0;
 };
 

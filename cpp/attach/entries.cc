@@ -24,7 +24,7 @@ hvd::TensorTableEntry Entries::Make(const std::string& bucket, Memory& memory) c
   return entry;
 }
 
-// Returns false if there is an entry of this name.
+// Adds an entry to Horovod's table. Returns false if the table has an entry of this name already.
 bool Entries::Insert(hvd::TensorTableEntry entry) {
   auto& queue = QueueAccess::Of(controller_);
   std::lock_guard<std::mutex> lock(queue.mutex_);

@@ -1,4 +1,4 @@
-// Our entries in Horovod's table of tensors. They are like those of Horovod's Enqueue functions, but have no request.
+// Our entries in Horovod's table of tensors. They are like the entries of hvd.allreduce, but have no request.
 #pragma once
 
 #include <cstdint>
@@ -25,10 +25,10 @@ class Entries {
   // where the engine has made no entry: in a bucket that was first used while this rank had joined, that has failed on
   // this rank, or that is refused. Throws EngineError if there is no memory for the zeros.
   void AddZeros(const std::string& bucket, hvd::DataType type, std::int64_t elements, int device);
-  // Adds zeros for all our responses without an entry, because Horovod needs an entry for each tensor.
+  // Adds zeros for each bucket in `responses` that has no entry, because Horovod needs an entry for each tensor.
   void AddWhatIsMissing(const hvd::ResponseList& responses);
-  // Adds an entry that is never reduced. Horovod calls every entry back when it shuts down, so this callback tells of
-  // the shutdown. It comes with the lock of Horovod's queue held.
+  // Adds an entry that is never reduced. When Horovod shuts down, it calls the callbacks of all entries, so it calls
+  // `shut_down`. Horovod holds the lock of its queue meanwhile.
   void AddForShutdown(std::function<void(const std::string& reason)> shut_down);
 
  private:

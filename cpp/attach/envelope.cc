@@ -6,9 +6,9 @@ namespace horovod_partial::attach {
 namespace {
 
 const std::string kPrefix = "horovod_partial/";
-// The name of the request that carries a report. No tensor of ours has this name, because theirs begin with kPrefix.
+// The beginning of the name of a request that carries a report. A bucket's name in messages begins with kPrefix.
 const std::string kReport = "horovod_partial\n";
-const std::string kAgreement = "allreduce.horovod_partial.agreement.";  // named like those of a program in PyTorch
+const std::string kAgreement = "allreduce.horovod_partial.agreement.";  // like the names of PyTorch's allreduces
 // The name of the response that carries decisions about micro-batches. No bucket has this name.
 constexpr const char* kGrants = "horovod_partial.grants";
 

@@ -10,7 +10,7 @@
 namespace horovod_partial::attach {
 namespace {
 
-// A buffer of the whole context that takes and returns ranks in the group, and translates them.
+// Wraps a Gloo buffer of all ranks. Translates between ranks in a group and ranks in the context of all ranks.
 class GroupBuffer final : public gloo::transport::UnboundBuffer {
  public:
   GroupBuffer(std::unique_ptr<UnboundBuffer> buffer, const Members& members)

@@ -7,6 +7,14 @@
 #include "attach/nccl_group.h"
 
 namespace horovod_partial::attach {
+#if HAVE_NCCL
+namespace {
+
+// Ends the lists under which Horovod keeps the NCCL communicators of groups. No list of devices ends so.
+constexpr std::int32_t kGroupKey = -2;
+
+}  // namespace
+#endif
 
 std::string GroupCommunicators::Refusal(hvd::HorovodGlobalState& state) {
 #if HAVE_NCCL
@@ -20,8 +28,8 @@ std::string GroupCommunicators::Refusal(hvd::HorovodGlobalState& state) {
 
 hvd::Status GroupCommunicators::Execute(const std::vector<Closing>& closings,
                                         const std::vector<hvd::TensorTableEntry>& entries,
-                                        const hvd::Response& response, Carrier carrier,
-                                        const hvd::AllreduceOp& operation, const Reduce& reduce) {
+                                        const hvd::Response& response, Carrier carrier, hvd::AllreduceOp& operation,
+                                        const Reduce& reduce) {
   const Partition groups = closings[0].groups;
   for (const Closing& closing : closings)
     if (closing.groups != groups || (!groups.empty() && closings.size() != response.tensor_names().size()))
@@ -34,12 +42,13 @@ hvd::Status GroupCommunicators::Execute(const std::vector<Closing>& closings,
     const Members members = GroupOf(groups, rank_, size_);
     if (members.size() > 1) {
       status = ReduceInGroup(members, entries, response, carrier, operation, reduce);
-    } else if (!members.empty()) {
-      for (const auto& entry : entries)
-        if (entry.tensor->data() != entry.output->data())
-          MemoryOf(entry.device)
-              .Copy(const_cast<void*>(entry.output->data()), entry.tensor->data(),
-                    static_cast<std::size_t>(entry.tensor->size()));
+    } else {
+      if (!members.empty()) ReduceAlone(entries, response);
+#if HAVE_GPU
+      // Horovod takes its NCCL streams in turn, and all ranks must be at the same one in the next reduction.
+      if (response.devices()[0] != CPU_DEVICE_ID)
+        state_.current_nccl_stream = (state_.current_nccl_stream + 1) % state_.num_nccl_streams;
+#endif
     }
   }
   for (const Closing& closing : closings)
@@ -50,8 +59,7 @@ hvd::Status GroupCommunicators::Execute(const std::vector<Closing>& closings,
 hvd::Status GroupCommunicators::ReduceInGroup(const Members& members,
                                               [[maybe_unused]] const std::vector<hvd::TensorTableEntry>& entries,
                                               const hvd::Response& response, [[maybe_unused]] Carrier carrier,
-                                              [[maybe_unused]] const hvd::AllreduceOp& operation,
-                                              const Reduce& reduce) {
+                                              [[maybe_unused]] hvd::AllreduceOp& operation, const Reduce& reduce) {
   const Communicator& group = made_.at(members);
 #if HAVE_MPI
   MPI_Comm& communicator = process_set_.mpi_context.mpi_comm;
@@ -63,15 +71,29 @@ hvd::Status GroupCommunicators::ReduceInGroup(const Members& members,
 #endif
 #if HAVE_NCCL
   if (carrier == Carrier::kNccl) {
-    hvd::Response mine = response;  // a copy with other devices, by which Horovod keeps NCCL's communicators
+    hvd::Response mine = response;  // a copy whose devices are Horovod's key for NCCL's communicator
     std::vector<std::int32_t> devices = members;
     for (const Rank member : members) devices.push_back(response.devices()[static_cast<std::size_t>(member)]);
+    devices.push_back(kGroupKey);
     MakeNcclGroup(operation, process_set_, rank_, members, entries, devices);
     mine.set_devices(devices);
     return reduce(mine);
   }
 #endif
   return reduce(response);
+}
+
+// The reduction of a group that consists of this rank: only the scaling is left of it.
+void GroupCommunicators::ReduceAlone(const std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response) {
+  const double factor = response.prescale_factor() * response.postscale_factor();
+  for (const auto& entry : entries) {
+    Memory& memory = MemoryOf(entry.device);
+    void* const output = const_cast<void*>(entry.output->data());
+    if (entry.tensor->data() != output)
+      memory.Copy(output, entry.tensor->data(), static_cast<std::size_t>(entry.tensor->size()));
+    const auto elements = static_cast<std::size_t>(entry.tensor->shape().num_elements());
+    if (factor != 1) memory.Scale(static_cast<DataType>(response.tensor_type()), output, elements, factor);
+  }
 }
 
 Carrier GroupCommunicators::HostCarrier(Carrier carrier) const {
@@ -85,8 +107,8 @@ void GroupCommunicators::Use(const Partition& partition, Carrier carrier) {
       const auto it = made_.find(evicted);
       if (it == made_.end()) continue;
 #if HAVE_MPI
-      // MPI_Comm_free needs all members, and all members come here at the same response. (MPI frees the communicators
-      // that are left at the end.)
+      // All members of a communicator must call MPI_Comm_free, and they all do so at the same response. (MPI frees the
+      // communicators that are left at the end of the program.)
       if (it->second.mpi != MPI_COMM_NULL) MPI_Comm_free(&it->second.mpi);
 #endif
       made_.erase(it);

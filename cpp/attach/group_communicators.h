@@ -23,10 +23,10 @@ using Reduce = std::function<hvd::Status(const hvd::Response&)>;
 
 // The communicators of a process set's groups. Groups are no process sets of Horovod, because all ranks must meet to
 // add or remove a process set, and each process set negotiates in every cycle. Horovod's operations take their
-// communicator from the process set. So the group's communicator is there while Horovod's operation runs. Used by the
-// background thread only.
+// communicator from the process set. So while an operation runs for a group, the process set holds the communicator of
+// the group. Used by the background thread only.
 class GroupCommunicators {
-  // The communicators of a group; null for libraries that carry no reduction of it.
+  // The communicators of a group. A communicator is null if its library carries no reduction of the group.
   struct Communicator {
 #if HAVE_MPI
     MPI_Comm mpi = MPI_COMM_NULL;
@@ -37,7 +37,7 @@ class GroupCommunicators {
   };
 
  public:
-  static constexpr std::size_t kCapacity = 128;  // the number of communicators that a rank keeps
+  static constexpr std::size_t kCapacity = 128;  // the largest number of communicators that a rank keeps
 
   GroupCommunicators(hvd::HorovodGlobalState& state, hvd::ProcessSet& process_set, Rank rank, int size)
       : state_(state), process_set_(process_set), rank_(rank), size_(size), cache_(size, kCapacity) {}
@@ -46,27 +46,28 @@ class GroupCommunicators {
   // turns it off. The text is empty if groups work.
   static std::string Refusal(hvd::HorovodGlobalState& state);
 
-  // Reduces a response with these rounds in this rank's group. Also makes communicators that later rounds need.
-  // `operation` is Horovod's operation, and `reduce` its function that executes a response.
+  // Executes a response in this rank's group, if the rounds in `closings` have groups. Also makes communicators that
+  // later rounds need. `operation` is Horovod's operation, and `reduce` executes a response with it.
   hvd::Status Execute(const std::vector<Closing>& closings, const std::vector<hvd::TensorTableEntry>& entries,
-                      const hvd::Response& response, Carrier carrier, const hvd::AllreduceOp& operation,
+                      const hvd::Response& response, Carrier carrier, hvd::AllreduceOp& operation,
                       const Reduce& reduce);
 
   int made() const { return made_count_; }
   std::chrono::nanoseconds setup() const { return setup_; }  // how long making the communicators took in all
 
  private:
-  // Makes the communicator of this rank's group in the partition, unless there is one, and frees communicators that the
-  // cache evicts. Every rank calls this in the order of the responses, but only members of the group make the
-  // communicator. Throws the exceptions of the carrier.
+  // Makes the communicator of this rank's group in `partition`, a division of the ranks into groups, unless there is
+  // one. Frees communicators that the cache evicts. Every rank calls this in the order of the responses, so the caches
+  // of all ranks are equal. Throws if MPI or Gloo fails.
   void Use(const Partition& partition, Carrier carrier);
 
   hvd::Status ReduceInGroup(const Members& members, const std::vector<hvd::TensorTableEntry>& entries,
-                            const hvd::Response& response, Carrier carrier, const hvd::AllreduceOp& operation,
+                            const hvd::Response& response, Carrier carrier, hvd::AllreduceOp& operation,
                             const Reduce& reduce);
+  static void ReduceAlone(const std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response);
   Communicator Make(const Members& members, Carrier carrier) const;
-  // Returns the library in which Make makes a communicator. For NCCL it is the library of the controller, over which
-  // MakeNcclGroup then sets up NCCL's communicator.
+  // Returns the library in which Make makes a communicator. For NCCL it is MPI or Gloo, whichever Horovod's controller
+  // uses, because MakeNcclGroup needs this communicator to set up NCCL's.
   Carrier HostCarrier(Carrier carrier) const;
 
   hvd::HorovodGlobalState& state_;

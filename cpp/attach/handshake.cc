@@ -33,7 +33,7 @@ std::int64_t UnixMilliseconds() {
 
 constexpr auto kPollInterval = std::chrono::milliseconds(100);  // between two checks for Ctrl-C in a wait
 
-// What a handshake adds up.
+// The numbers that a handshake adds up over all ranks.
 enum : std::size_t { kRanks, kFingerprints, kMilliseconds };
 
 bool Agree(const std::int64_t* sums) { return sums[kFingerprints] == sums[kRanks] * Fingerprint(); }

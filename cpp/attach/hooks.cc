@@ -14,11 +14,11 @@
 namespace horovod_partial::attach {
 namespace {
 
-// The functions that the hooks have replaced, by virtual table and hook. Two Horovods in one process mostly share the
-// tables of the one that was loaded first. If each has its own tables, the hooks are in both.
-std::mutex originals_mutex;  // guards the map; both threads take it, and no other lock below it
+// The functions that the hooks have replaced, by virtual table and hook. Two Horovod libraries in one process mostly
+// share the tables of the library that was loaded first. If each has its own tables, the hooks are in both.
+std::mutex originals_mutex;  // guards the map below; no other lock is taken while it is held
 std::map<std::pair<const void*, const void*>, void*>& Originals() {
-  // It is never destroyed, since Horovod's thread outlives main.
+  // The map is never destroyed, because Horovod's thread may outlive main.
   static auto* originals = new std::map<std::pair<const void*, const void*>, void*>;
   return *originals;
 }
@@ -32,9 +32,9 @@ Function* OriginalOf(Function* hook, const Object* object) {
 }
 
 // --- Hooks
-// All on Horovod's background thread.
+// All hooks run on Horovod's background thread.
 
-// Returns null if there is no session. Throws if Horovod's loop must end.
+// Returns the session of a controller, or null if there is none. Throws if Horovod's loop must end.
 std::shared_ptr<Session> Enter(hvd::Controller& controller) {
   auto session = SessionsOfProcess().FindForHook(controller);
   if (session != nullptr) session->EndIfBroken();
@@ -96,7 +96,7 @@ hvd::Status Execute(hvd::AllreduceOp* operation, std::vector<hvd::TensorTableEnt
       if (auto* handshake = dynamic_cast<HandshakeContext*>(entry.context.get()); handshake != nullptr && status.ok())
         handshake->Ended(state, static_cast<const std::int64_t*>(entry.output->data()));
     return status;
-  } catch (const std::runtime_error& error) {  // Gloo's own errors; bad input is a logic error
+  } catch (const std::runtime_error& error) {  // an error of Gloo; bad input is a std::logic_error
     if (kBreaks && session != nullptr) session->Break(error.what());
     throw;
   }
@@ -113,7 +113,7 @@ constexpr char kRecvReadyTensors[] =
 constexpr char kRecvReadyTensors[] = "16RecvReadyTensorsERSt6vectorISsSaISsEERS2_INS0_11RequestListESaIS6_EE";
 #endif
 
-// A hook, and the slot that it is going to fill.
+// A hook, and the slot of a virtual table that the hook is going to fill.
 struct Prepared {
   Slot slot;
   void* hook;
@@ -156,14 +156,14 @@ void InstallHooks(const Library& library) {
   PrepareOperation<Carrier::kMpi>(prepared, library, "MPIAllreduce");
 #endif
 #if HAVE_NCCL
-  PrepareOperation<Carrier::kNccl>(prepared, library, "NCCLAllreduce");  // carries data only, and has no controller
+  PrepareOperation<Carrier::kNccl>(prepared, library, "NCCLAllreduce");  // NCCL only carries data: it has no controller
 #endif
   for (const auto& [slot, hook] : prepared) slot.MakeWritable();
   {
     std::lock_guard<std::mutex> lock(originals_mutex);
     for (const auto& [slot, hook] : prepared) Originals()[{slot.table(), hook}] = slot.original();
   }
-  for (const auto& [slot, hook] : prepared) slot.Set(hook);  // no slot has been changed before, and no more can fail
+  for (const auto& [slot, hook] : prepared) slot.Set(hook);  // no slot has changed before this, and nothing fails now
   for (const auto& [slot, hook] : prepared) slot.Seal();
 }
 

@@ -1,11 +1,11 @@
-// Another value in a place, for a while.
+// Replaces the value of a variable for a while.
 #pragma once
 
 #include <utility>
 
 namespace horovod_partial::attach {
 
-// While an object of this class lives, `place` holds another value.
+// While an object of this class lives, `place` holds `value`. Afterwards it holds its old value again.
 template <class T>
 class Instead {
  public:

@@ -51,8 +51,8 @@ std::vector<std::string> Library::Needed() const {
 
 void** Library::VirtualTable(const std::string& class_name) const {
   const std::string name = "_ZTV" + Scope(class_name) + "E";
-  // The table is first looked up in the library's global offset table, where the library's constructors read its
-  // address.
+  // The address of the virtual table is first looked up in the library's global offset table, where the library's
+  // constructors read it.
   link_map* map = nullptr;
   if (dlinfo(handle_, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr) {
     const auto* relocations = FindDynamic(map, DT_RELA);
@@ -77,7 +77,7 @@ Slot::Slot(const Library& library, const std::string& class_name, const std::str
   constexpr std::size_t kFirstFunction = 2;  // functions come after the object's offset and its type information
   void** table = library.VirtualTable(class_name);
   table_ = table + kFirstFunction;
-  // The table may belong to another library, and then it holds the function of that library.
+  // The virtual table may belong to another library. In that case it holds the function of that library.
   Dl_info owner;
   void* symbol = nullptr;  // the symbol of the table, which tells how long the table is
   if (dladdr1(table, &owner, &symbol, RTLD_DL_SYMENT) == 0 || owner.dli_fname == nullptr || symbol == nullptr)

@@ -7,7 +7,7 @@
 
 namespace horovod_partial::attach {
 
-// Thrown if horovod-partial cannot work with this Horovod. No slot has been changed then.
+// Thrown if horovod-partial cannot work with this Horovod, or if the ranks run different versions of horovod-partial.
 struct AttachError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

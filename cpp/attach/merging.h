@@ -1,4 +1,4 @@
-// The steps of merged gradients, which Python declares and plans, and TensorFlow's kernels find by name.
+// Lets TensorFlow's kernels find the plan for merged gradients by name. Python declares and plans them.
 #pragma once
 
 #include <memory>
@@ -10,21 +10,21 @@
 
 namespace horovod_partial::attach {
 
-// Steps that threads of TensorFlow and of Python share. A graph is traced before there is a plan, so its kernels know
-// only the name of the steps. The lock is never held together with another lock.
+// The MergingSteps of a training, for threads of TensorFlow and of Python. A graph is traced before there is a plan, so
+// its kernels know only the name of the MergingSteps. The lock is never held together with another lock.
 class SharedSteps {
  public:
   explicit SharedSteps(MergingSteps::Declaration declaration) : steps_(std::move(declaration)) {}
 
-  // Returns the steps of this name if their declaration is the same, or else new ones. Throws like MergingSteps.
+  // Returns the object of this name if its declaration is the same, or else a new one. Throws like MergingSteps().
   static std::shared_ptr<SharedSteps> Declare(const MergingSteps::Declaration& declaration);
-  // Returns the steps of this name. Throws std::invalid_argument if nothing in this process holds such steps.
+  // Returns the object of this name. Throws std::invalid_argument if nothing in this process holds such an object.
   static std::shared_ptr<SharedSteps> Find(const std::string& name);
 
-  // Restarts the steps if the last call was in another generation, because new ranks of an elastic job know no plan.
+  // Forgets all plans if the last call was in another generation, because new ranks of an elastic job know no plan.
   void Enter(const std::shared_ptr<Session>& generation);
 
-  // Calls `function` with the steps, with the lock held.
+  // Calls `function` with the MergingSteps, while the lock is held.
   template <typename Function>
   auto With(Function function) {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -11,14 +11,15 @@ namespace {
 
 struct NcclAccess : hvd::NCCLAllreduce {
   using hvd::NCCLAllreduce::global_state_;
+  using hvd::NCCLAllreduce::gpu_op_context_;
   using hvd::NCCLAllreduce::nccl_context_;
 };
 
 }  // namespace
 
-void MakeNcclGroup(const hvd::AllreduceOp& operation, hvd::ProcessSet& process_set, Rank rank, const Members& members,
+void MakeNcclGroup(hvd::AllreduceOp& operation, hvd::ProcessSet& process_set, Rank rank, const Members& members,
                    const std::vector<hvd::TensorTableEntry>& entries, const std::vector<std::int32_t>& devices) {
-  const auto& nccl = static_cast<const NcclAccess&>(operation);
+  auto& nccl = static_cast<NcclAccess&>(operation);
   hvd::HorovodGlobalState& state = *nccl.global_state_;
   const auto& made = nccl.nccl_context_->nccl_comms.at(static_cast<std::size_t>(state.current_nccl_stream));
   const auto found = made.find(std::make_tuple(entries.at(0).process_set_id, devices));
@@ -32,6 +33,7 @@ void MakeNcclGroup(const hvd::AllreduceOp& operation, hvd::ProcessSet& process_s
 #if HAVE_GLOO
   const Instead gloo(process_set.gloo_context.cross_ctx, process_set.gloo_context.ctx);
 #endif
+  nccl.gpu_op_context_.InitGPU(entries);  // NCCL takes the device that is current in this thread
   hvd::NCCLOpContext across(nccl.nccl_context_, &state, hvd::Communicator::CROSS);
   across.InitNCCLComm(entries, devices);
 }

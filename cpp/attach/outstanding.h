@@ -14,7 +14,7 @@ namespace horovod_partial::attach {
 
 // Finds outstanding collectives of one process set. Any thread may ask, so a wait can be seen even while another rank
 // holds up the background thread. It does not wait for the lock of Horovod's queue, because Horovod holds that while it
-// runs callbacks. If the lock is taken, the answer is the last one.
+// runs callbacks. If another thread has the lock, Find returns its last answer again.
 class Outstanding {
  public:
   explicit Outstanding(hvd::Controller& controller) : queue_(QueueAccess::Of(controller)) {}
@@ -32,11 +32,12 @@ class Outstanding {
   std::string found_;
 };
 
-// Watches one outstanding collective at a time, in any process set.
+// Notes since when this rank has been in a collective of Horovod's own, which takes it out of training. Follows one
+// such collective at a time, in any process set.
 class OutstandingWatch {
  public:
-  // Returns since when the watched collective has been outstanding, or kNever. For the background thread, in each
-  // cycle.
+  // Returns since when the watched collective has been outstanding, or kNever. The background thread must call this in
+  // each cycle.
   Time Since(hvd::HorovodGlobalState& state, Time now);
   // Returns how often the collective of Horovod that this rank waits for has changed, to another one or to none. Any
   // thread may call this.

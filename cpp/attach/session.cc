@@ -137,9 +137,9 @@ void Session::Tick(std::vector<long long>& status_bits) {
 }
 
 // Makes the next kShortCycles cycles short after a cycle that negotiates. Otherwise half of Horovod's cycle time passes
-// before an arrival is noticed, which matters where ranks take turns at small tensors. All ranks count alike, because a
-// rank that sleeps holds up the cycles of all ranks. Only a few cycles are short, so neither an idle job nor a long
-// wait costs more than before. A cycle time that the user has set is kept.
+// before an arrival is noticed, which matters where ranks take turns at small tensors. All ranks shorten the same
+// cycles, because a rank that sleeps holds up the cycles of all ranks. Only a few cycles are short, so an idle job or a
+// long wait costs no more than without them. A cycle time that the user has set is kept.
 void Session::AfterTick(const std::vector<long long>& status_bits) {
   if (state_ == nullptr || process_set_id_ != 0 || keeps_cycle_time_) return;
   const bool negotiates = (status_bits[0] & kUncachedInQueue) == 0;
@@ -148,7 +148,7 @@ void Session::AfterTick(const std::vector<long long>& status_bits) {
   hvd::HorovodGlobalState& state = *state_;
   const auto usual = std::chrono::duration<double, std::milli>(state.parameter_manager.CycleTimeMs());
   const auto saved = std::chrono::duration_cast<Time>(usual) - kShortCycle;
-  if (saved > Time(0)) state.last_cycle_start -= saved;  // Horovod sleeps until one cycle time after this
+  if (saved > Time(0)) state.last_cycle_start -= saved;  // Horovod sleeps until one cycle time after this time
 }
 
 void Session::BeforeSendReady(hvd::RequestList& requests) {
@@ -218,7 +218,7 @@ void Session::AfterSendFinal(hvd::ResponseList& responses) {
   if (!HasOurs(responses)) return;
   Guard("SendFinalTensors", [&] {
     const std::vector<Grants> grants = TakeGrants(responses);
-    OpenAll(responses);  // rank 0 has begun these rounds before
+    OpenAll(responses);  // only notes the groups, because rank 0 has begun these rounds already
     engine_.Hear(grants);
   });
   coordination_->EndCycle();
@@ -244,7 +244,7 @@ void Session::NoteJoin(const hvd::ResponseList& responses) {
     if (response.response_type() == hvd::Response::JOIN) engine_.ReturnFromJoin();
 }
 
-// Returns the closings of a cycle. Those with groups are kept until Horovod executes them, also on joined ranks.
+// Returns the closings of a cycle. Keeps each closing with groups until Horovod executes it, also on joined ranks.
 std::vector<Closing> Session::OpenAll(const hvd::ResponseList& responses) {
   if (!grouped_.empty())
     throw std::runtime_error(
@@ -269,7 +269,7 @@ std::vector<Closing> Session::OpenAll(const hvd::ResponseList& responses) {
   return closings;
 }
 
-hvd::Status Session::Execute(const hvd::AllreduceOp& operation, std::vector<hvd::TensorTableEntry>& entries,
+hvd::Status Session::Execute(hvd::AllreduceOp& operation, std::vector<hvd::TensorTableEntry>& entries,
                              const hvd::Response& response, Carrier carrier, const Reduce& reduce) {
   const Time begin = Now();
   std::vector<Closing> closings;  // the closings of this response that have groups, now or in later rounds

@@ -53,30 +53,30 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   // --- Called by any thread, once the session is ready, for heartbeats
   // The members of the process set, by their ranks in the job; empty if all ranks are members.
   const std::vector<Rank>& members() const { return members_; }
-  // The name of an outstanding collective of Horovod's own, or an empty text; how often the watched collective has
-  // changed; and a number that grows in each cycle of Horovod.
+  // These return the name of an outstanding collective of Horovod's own, or an empty text; how often that collective
+  // has changed; and a number that grows in each cycle of Horovod.
   std::string FindForeign() { return outstanding_.Find(); }
   std::uint64_t foreign_changes() const { return foreign_.changes(); }
   std::uint64_t cycles() const { return cycles_; }
 
   std::atomic<bool> handshaken{false};
-  // Returns the names of the hooks that should have run on this rank and did not. The handshake needs an empty text.
+  // Returns the names of the hooks that should have run on this rank and did not. The handshake fails if there are any.
   std::string MissingHooks() const;
   // Returns what rank 0's coordinator has counted; empty on other ranks.
   Coordination::Statistics StatisticsOfCoordinator() const;
 
   // --- Called by the background thread, in the order of a cycle
   void Tick(std::vector<long long>& status_bits);
-  // `status_bits` are those of all ranks together, the same on every rank.
+  // `status_bits` are the status bits of a cycle, combined over all ranks, so they are the same on every rank.
   void AfterTick(const std::vector<long long>& status_bits);
   void BeforeSendReady(hvd::RequestList& requests);
   void AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vector<hvd::RequestList>& ready);
   void BeforeSendFinal(hvd::ResponseList& responses);
   void AfterSendFinal(hvd::ResponseList& responses);
   void AfterRecvFinal(hvd::ResponseList& responses);
-  // `operation` is Horovod's operation, and `reduce` its own execution of a response. A round of ours with groups is
-  // reduced in this rank's group.
-  hvd::Status Execute(const hvd::AllreduceOp& operation, std::vector<hvd::TensorTableEntry>& entries,
+  // Executes a response. `operation` is Horovod's operation, and `reduce` is its function that executes a response. A
+  // round of a bucket with groups is reduced in this rank's group.
+  hvd::Status Execute(hvd::AllreduceOp& operation, std::vector<hvd::TensorTableEntry>& entries,
                       const hvd::Response& response, Carrier carrier, const Reduce& reduce);
   // Called when a reduction over Gloo has failed halfway, so that peers may still send data of it. If Horovod began its
   // next cycle on the same connections, Gloo would meet this data and end the process. So the rest of this cycle is not
@@ -108,7 +108,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   const Rank rank_;
   const int size_;
   std::atomic<hvd::HorovodGlobalState*> state_{nullptr};
-  // These members are written once, before state_.
+  // The members from here to `process_set_` are written once, before `state_` is set.
   std::int32_t process_set_id_ = 0;
   std::shared_ptr<recording::Recorder> recorder_;
   std::vector<Rank> members_;
@@ -117,7 +117,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   Outstanding outstanding_;
   OutstandingWatch foreign_;
   std::atomic<std::uint64_t> cycles_{0};
-  std::atomic<bool> failed_{false};  // true if a hook has failed or a stall ends the job: asks for shutdown
+  std::atomic<bool> failed_{false};  // a hook has failed, or a stall ends the job: this rank asks for a shutdown
 
   // The members below are used by the background thread only.
   std::string broken_;                      // why no further reduction is possible; empty while all is well

@@ -1,4 +1,4 @@
-// The sessions of this process, by controller.
+// The sessions of this process: one for each controller of Horovod.
 #pragma once
 
 #include <map>
@@ -12,30 +12,30 @@ namespace horovod_partial::attach {
 
 class Sessions {
  public:
-  // Horovod initialises a controller: the session before it is over, and another one begins.
+  // Called when Horovod initialises a controller. Ends the controller's earlier session, and begins a new one.
   void Begin(hvd::Controller& controller);
-  // Any thread: null if the controller has no session, or is gone.
+  // Returns null if the controller has no session, or is gone. Any thread may call this.
   std::shared_ptr<Session> Find(hvd::Controller& controller) const;
-  // For hooks, on Horovod's thread only. A process set that was added after the handshake of its generation gets its
-  // state here. The lock is not held while Horovod's table of process sets is used, because Horovod calls
-  // DoInitialization with that table locked.
+  // Like Find, but for hooks, on Horovod's thread only. If the process set was added after the handshake, this gives
+  // Horovod's state to its session. The lock is not held while Horovod's table of process sets is used, because Horovod
+  // calls DoInitialization with that table locked.
   std::shared_ptr<Session> FindForHook(hvd::Controller& controller) const;
-  // On Horovod's thread: all ranks have shaken hands. Gives the sessions of this generation their state, without which
-  // the hooks do nothing. Every later generation has it at the same address. `waits_are_told`:
-  // PossibleArrivals::Foreign::told.
+  // Called on Horovod's thread when all ranks have shaken hands. Gives Horovod's state to the sessions of this
+  // generation. Without it their hooks do nothing. In every later generation the state has the same address.
+  // `waits_are_told` says that the front end tells which threads wait for Horovod's own collectives.
   void Introduce(hvd::HorovodGlobalState& state, bool waits_are_told);
-  // Any thread: those that have their state.
+  // Returns the sessions that have been given Horovod's state. Any thread may call this.
   std::vector<std::shared_ptr<Session>> Ready() const;
   // Sets the thresholds of all sessions that begin from now on.
   void SetThresholds(const Engine::Thresholds& thresholds);
 
  private:
   friend Sessions& SessionsOfProcess();
-  Sessions() = default;  // a process has one such object only
+  Sessions() = default;  // private, because a process has only one object of this class
 
-  mutable std::mutex mutex_;  // guards what follows; both threads take it
+  mutable std::mutex mutex_;  // guards the members below; Horovod's thread and others take it
   std::map<hvd::Controller*, std::shared_ptr<Session>> sessions_;
-  std::map<hvd::HorovodGlobalState*, bool> states_;  // of libraries that have shaken hands, with waits_are_told
+  std::map<hvd::HorovodGlobalState*, bool> states_;  // for each library that has shaken hands: `waits_are_told`
   Engine::Thresholds thresholds_;
 };
 

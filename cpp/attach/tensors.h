@@ -58,8 +58,8 @@ class FusionBuffer final : public hvd::PersistentBuffer {
 };
 
 // A context that provides Horovod's fusion buffer. Horovod asks the context of the first tensor in a fused response for
-// the buffer, and keeps one buffer for each framework. This context counts as PyTorch's, because PyTorch's buffers
-// never call the context again; TensorFlow's would.
+// the buffer, and keeps one buffer for each framework. This context says that its framework is PyTorch, because a
+// buffer for PyTorch never calls its context again. A buffer for TensorFlow would.
 class BucketContext : public hvd::OpContext {
  public:
   explicit BucketContext(Memory& memory) : memory_(memory) {}

@@ -26,8 +26,8 @@ using attach::Session;
 
 namespace {
 
-// While it lives, the thread that steps an optimizer takes results of the optimizer's buckets as they come, although it
-// waits for something else.
+// While an object of this class lives, the thread that steps an optimizer waits for something else, and takes results
+// of the optimizer's buckets meanwhile.
 class DrainedFamily {
  public:
   DrainedFamily(const std::string& library, std::int32_t process_set, Family family)
@@ -45,7 +45,7 @@ class DrainedFamily {
 
 using Drainings = std::vector<const DrainedFamily*>;
 
-// Returns a function that tells whether any of these families has a result to be taken soon; null if there are none.
+// Returns a function that tells whether any of these families must take a result soon; null if there is no family.
 IsDue AnyOf(const Drainings& drainings) {
   if (drainings.empty()) return nullptr;
   return [drainings] {
@@ -76,8 +76,8 @@ class Handle {
   std::shared_ptr<Operation> operation_;
 };
 
-// Python's reference to an owner of buckets. The owner leaves when Python's garbage collector destroys the reference,
-// which may happen in any thread and under any lock.
+// Python's reference to an owner of buckets, such as an optimizer. When the garbage collector destroys the reference,
+// the owner's buckets retire. That may happen in any thread and under any lock.
 class OwnerReference {
  public:
   OwnerReference() = default;
@@ -206,8 +206,8 @@ py::dict Statistics(const std::string& library, std::int32_t process_set) {
   return result;
 }
 
-// Makes a Python function that asks the engine of a process set, without the interpreter's lock. Where this rank has no
-// session, the function returns the default value of its result type.
+// Makes a Python function that calls `ask` with the engine of a process set, without the interpreter's lock. If this
+// rank has no session, the Python function returns the default value of its result type.
 template <class Result, class... Arguments>
 auto IfThere(Result (*ask)(Engine&, Arguments...)) {
   return [ask](const std::string& library, std::int32_t process_set, Arguments... arguments) {
@@ -424,7 +424,7 @@ PYBIND11_MODULE(_attach, m) {
       py::arg("families"));
   ask("claim", [](Engine& engine, const Family& names) { engine.families().Claim(names); }, names);
   ask("clear", [](Engine& engine, const Family& names) { engine.families().Clear(names); }, names);
-  // A farewell does nothing if Horovod is down, because then there is nobody to tell.
+  // Tells the other ranks why this rank fails. Does nothing if Horovod is down, because nobody can be told then.
   m.def(
       "say_farewell",
       [](const std::string& library, const std::string& failure) {

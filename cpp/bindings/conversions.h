@@ -1,4 +1,4 @@
-// Conversions between Python and the core, for both extensions.
+// Conversions between Python and C++, for both extension modules.
 #pragma once
 
 #include <pybind11/pybind11.h>

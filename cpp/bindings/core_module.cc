@@ -36,8 +36,7 @@ PYBIND11_MODULE(_core, m) {
   BindFields<Schedule>(m, "Schedule")
       .def(
           "groups", [](const Schedule& self, Round round, int size) { return GroupsOf(GroupsOf(self, round, size)); },
-          py::arg("round"), py::arg("size"))
-      .def("cycle", &CycleOf, py::arg("size"));
+          py::arg("round"), py::arg("size"));
   BindFields<Policy>(m, "Policy");
   BindFields<BucketSpec>(m, "BucketSpec").def("encode", [](const BucketSpec& self) { return py::bytes(Encode(self)); });
   m.def("contraction_weights", &ContractionWeights, py::arg("steps"), py::arg("contraction"));
@@ -55,7 +54,7 @@ PYBIND11_MODULE(_core, m) {
       "plan_merging",
       [](const std::string& rule, const std::vector<double>& ready, const std::vector<double>& bytes, double latency,
          double seconds_per_byte, double threshold_bytes) {
-        return PlanMerging(MergingRuleFromName(rule), Gradients(ready, bytes), {latency, seconds_per_byte},
+        return PlanMerging(FromName<MergingRule>("rule", rule), Gradients(ready, bytes), {latency, seconds_per_byte},
                            threshold_bytes);
       },
       py::arg("rule"), py::arg("ready"), py::arg("bytes"), py::arg("latency"), py::arg("seconds_per_byte"),

@@ -59,7 +59,7 @@ Struct WithFields(Struct made, const pybind11::kwargs& given) {
   return made;
 }
 
-// Binds a structure as a Python class whose fields can be read. Keyword arguments make or copy an object.
+// Binds a structure as a Python class with readable fields. Its constructor and `replace` take fields as keywords.
 template <class Struct>
 pybind11::class_<Struct> BindFields(pybind11::module_& m, const char* name) {
   pybind11::class_<Struct> bound(m, name);

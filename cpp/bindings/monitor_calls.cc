@@ -26,8 +26,8 @@ namespace {
 constexpr std::chrono::seconds kWritePatience(1);
 
 // Returns a function that ends this process at once. If a rank is missing, Horovod's thread is blocked for ever, so no
-// orderly end is possible. The function first kills the missing process if that is on this host, because a stopped
-// process does not hear its launcher.
+// orderly end is possible. The function first kills the process of the missing rank if it is on this host, because a
+// stopped process does not react to its launcher.
 std::function<void(Rank)> EndWithoutRank(Rank rank, heartbeat::Seconds limit, const std::map<Rank, pid_t>& neighbours) {
   auto processes = std::make_shared<std::map<Rank, heartbeat::Neighbour>>();
   for (const auto& [of, number] : neighbours) processes->emplace(of, number);
@@ -64,7 +64,7 @@ heartbeat::Calls MonitorCalls(Rank rank, const heartbeat::Limits& limits, const 
     };
     try {
       std::thread(say).detach();
-    } catch (const std::system_error&) {  // there are too many threads, so nothing is told, and the job goes on
+    } catch (const std::system_error&) {  // too many threads: nothing is logged, and the job goes on
     }
   };
   return calls;

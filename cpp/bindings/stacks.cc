@@ -24,7 +24,7 @@ bool HasHandler(int signal) {
   return sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_DFL;
 }
 
-// Returns the highest unused real-time signal, because programs and libraries use these from the lowest one on.
+// Returns the highest unused real-time signal, because programs and libraries use the lowest ones first.
 int HighestUnusedSignal() {
   for (int signal = SIGRTMAX; signal >= SIGRTMIN; --signal)
     if (!HasHandler(signal)) return signal;
@@ -41,8 +41,8 @@ std::pair<int, int> PrepareStacks() {
 
 namespace {
 
-// While it lives, another thread holds the interpreter's lock, if it could have the lock soon. So no thread runs
-// Python, which would change its stack while the stack is read.
+// While an object of this class lives, another thread holds the interpreter's lock, if it got the lock in time. So no
+// thread runs Python code, which would change the thread's stack while the stack is read.
 class Stillness {
  public:
   Stillness() {

@@ -11,8 +11,8 @@ namespace horovod_partial {
 // The signal is 0 if there is no file or no unused signal.
 std::pair<int, int> PrepareStacks();
 
-// Any thread may call this. The signal goes to the calling thread, and interrupts no other thread. Returns an empty
-// text if the signal handler is gone.
+// Returns the stacks of all threads, or an empty text if the signal handler that writes them is gone. The signal
+// interrupts only the calling thread. Any thread may call this.
 std::string TakeStacks();
 
 }  // namespace horovod_partial

@@ -1,4 +1,4 @@
-// What a bucket is declared with.
+// What a rank says of a bucket when it declares it.
 #pragma once
 
 #include <cstddef>

@@ -24,9 +24,9 @@ class BucketMap {
  public:
   explicit BucketMap(Surroundings& surroundings) : surroundings_(surroundings) {}
 
-  // Returns the bucket of this name, new or known. Throws std::invalid_argument if the bucket has another
-  // configuration, or if its tensor has too many elements for Horovod. Throws EngineError if this generation of Horovod
-  // has ended, or if contributions or results of this rank have been lost.
+  // Returns the bucket of this name, and makes it if there is none. Throws std::invalid_argument if the bucket has
+  // another configuration, or if its tensor has too many elements for Horovod. Throws EngineError if this generation of
+  // Horovod has ended, or if contributions or results of this rank have been lost.
   std::shared_ptr<SharedBucket> Declare(const std::string& name, const BucketConfig& config);
   // Enters a bucket into the map again, if it has ended since it was declared. Called with the bucket's lock held,
   // before round 0 of the bucket.
@@ -34,7 +34,7 @@ class BucketMap {
   // Removes a bucket from the map. Called with the bucket's lock held.
   void Forget(const SharedBucket& bucket);
 
-  // Sets the owner of the bucket of this name, even before the bucket is declared.
+  // Sets the owner (the Python object that uses it) of the bucket of this name, even before the bucket is declared.
   void Own(const std::string& name, const std::shared_ptr<const Owner>& owner);
   void ForgetOwnersThatLeft();
 
@@ -60,7 +60,7 @@ class BucketMap {
   Surroundings& surroundings_;
   mutable std::mutex mutex_;  // guards all members below, but not the contents of buckets
   std::map<std::string, std::shared_ptr<SharedBucket>> buckets_;
-  std::map<std::string, std::shared_ptr<const Owner>> owners_;  // owners of buckets, without those that have left
+  std::map<std::string, std::shared_ptr<const Owner>> owners_;  // by bucket: its owner, until the owner is gone
   std::string closed_;
   std::string refusal_;
   std::string loss_;

@@ -22,7 +22,7 @@ class Collectives {
                      const Bucket::Entry& entry) = 0;
   // Returns false once the library has shut down, whatever the reason.
   virtual bool Alive() const = 0;
-  // Called on the application's thread now and then while it waits, without a lock. May throw to end the wait, for
+  // Called on the application's thread now and then while it waits, without a lock. May throw to end the wait, as after
   // Ctrl-C.
   virtual void Interrupt() const {}
 };

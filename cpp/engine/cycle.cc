@@ -26,12 +26,12 @@ PossibleArrivals::Away Engine::Away(Time now, Time foreign_since) const {
   const PossibleArrivals::Foreign foreign{foreign_since, waits_are_told_};
   PossibleArrivals::Away away =
       surroundings_.arrivals->Look(this, now, foreign, flush != Flush::Kind::kNone, thresholds_);
-  // A rank at its end is absent, even if other threads of it still contribute.
+  // A rank that has ended is out of training, even if some of its threads still contribute.
   if (flush == Flush::Kind::kEnding) away.absent = {true, {}};
   return away;
 }
 
-// Lets operations arrive whose contributions the device has computed.
+// Lets each operation arrive whose contribution a device has computed by now.
 void Engine::ArriveWhatIsReady() {
   if (surroundings_.awaited == 0) return;
   for (const auto& bucket : buckets_.All()) {
@@ -45,7 +45,7 @@ void Engine::ArriveWhatIsReady() {
 }
 
 // Ends all waits of this process set, after rank 0 has found that the ranks wait for each other, in one process set or
-// across several. The buckets fail for good, because the ranks learn of it in different cycles.
+// across several. The buckets fail for good, because the ranks learn of the deadlock in different cycles.
 void Engine::EndIfDeadlocked() {
   const std::uint64_t deadlocks = surroundings_.first_failure->deadlocks();
   if (std::exchange(deadlocks_, deadlocks) == deadlocks) return;
@@ -72,7 +72,7 @@ bool Engine::WantsCycle(Time now, Time foreign_since) {
 
 Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   EndIfDeadlocked();
-  ArriveWhatIsReady();  // needed because not every library calls WantsCycle first
+  ArriveWhatIsReady();  // needed here, because not every library of collectives calls WantsCycle first
   surroundings_.news = false;
   if (const std::uint64_t departures = Owner::Departures(); std::exchange(departures_, departures) != departures)
     buckets_.ForgetOwnersThatLeft();
@@ -166,7 +166,7 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
         surroundings_.first_failure->Hear(closing.error);
       if (closing.bucket == FirstFailure::kDeadlock) {
         surroundings_.first_failure->HearOfDeadlock(closing.error);
-        ++deadlocks_;  // the waits of this process set have failed by the closing itself
+        ++deadlocks_;  // this closing fails the waits of this process set, so nothing is left to do
       }
       LogRefusal(closing.error);
       continue;
@@ -209,7 +209,7 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
   flush_.Release();
 }
 
-// Makes the arrival at a refused bucket fail, and frees the name, as on every rank. A flush that waits fails too,
+// Makes the arrival at a refused bucket fail, and frees the name, as every rank does. A flush that waits fails too,
 // because it cannot deliver what was pending. Called with the bucket's lock held.
 void Engine::Refuse(SharedBucket& bucket, const std::string& error, Calls& calls) {
   if (bucket.core.declared()) {

@@ -51,9 +51,9 @@ class Engine {
          std::shared_ptr<PossibleArrivals> arrivals = std::make_shared<PossibleArrivals>(),
          std::shared_ptr<FirstFailure> first_failure = std::make_shared<FirstFailure>());
 
-  // Sets the recorder of this rank, and the number of this process set in the recording. To be called first, or never.
+  // Sets the recorder, and the number of this process set in the recording. May be called only before other functions.
   void SetRecorder(std::shared_ptr<recording::Recorder> recorder, int process_set);
-  // Tells whether the front end says which threads wait for Horovod's own collectives. To be called first, or never.
+  // Tells whether the front end says which threads wait for Horovod's own collectives. May be called only at first.
   void SetWaitsAreTold(bool told) { waits_are_told_ = told; }
 
   // --- Called by the application's threads
@@ -63,8 +63,8 @@ class Engine {
   std::shared_ptr<SharedBucket> Declare(const std::string& name, const BucketConfig& config) {
     return buckets_.Declare(name, config);
   }
-  // Sets the owner of the bucket of this name, even before the bucket is declared. When the owner is gone on all ranks,
-  // the bucket ends: all ranks forget it and its statistics. A later contribution leaves the bucket without an owner.
+  // Sets the owner of a bucket, such as an optimizer, even before the bucket is declared. When all ranks' owners are
+  // gone, the ranks forget the bucket and its statistics. A contribution after its owner is gone ends the ownership.
   void Own(const std::string& name, const std::shared_ptr<const Owner>& owner) { buckets_.Own(name, owner); }
   // Hands over a contribution. With `ready` this rank arrives when that event has come; on the host it is null.
   // `on_done` may be called before this function returns, but not if it throws. Throws std::invalid_argument if an
@@ -85,7 +85,7 @@ class Engine {
   // In a family whole rounds are delivered.
   void Deliver(const std::vector<Family>& families = {});
   // Begins to deliver the late contributions of a bucket, by an arrival without a gradient. Returns null if nothing is
-  // pending. If `open` is the open round of the bucket, it arrives even if nothing is pending.
+  // pending. If `open` is the open round of the bucket, this rank arrives even if nothing is pending.
   std::shared_ptr<Operation> BeginDelivery(const std::shared_ptr<SharedBucket>& bucket,
                                            std::optional<Round> open = std::nullopt);
   // Tells the other ranks why this rank's application fails. Blocks for at most a second.
@@ -123,7 +123,7 @@ class Engine {
   Round Taken(const std::string& bucket) const;
   // Raises the iteration of this rank's model in a bucket. Returns 0 if no such bucket exists.
   int CatchUp(const std::string& bucket, int iteration);
-  // Reads the buckets one after the other, so they are not from the same moment.
+  // Returns what this rank knows of each bucket. The buckets are read one after the other, not at one moment.
   std::vector<BucketSnapshot> Snapshot() const;
   Rank rank() const { return surroundings_.rank; }
   int size() const { return surroundings_.size; }
@@ -188,7 +188,7 @@ class Engine::Flushing {
   const WorkSharing::Leaving leaving_;
   const Flush::Kind kind_;
   const std::vector<Family> families_;
-  Buckets buckets_;  // the buckets of all these families
+  Buckets buckets_;  // the buckets of all families in the flush
   std::optional<Draining> draining_;
   bool was_needed_ = false;
 };

@@ -9,7 +9,7 @@
 namespace horovod_partial {
 namespace {
 
-// Its destructor allows results of a family to be added up again, which RoundsToTake has forbidden.
+// RoundsToTake forbids that results of a family are added up. The destructor of this class allows it again.
 class BeingTaken {
  public:
   explicit BeingTaken(const Buckets& family) : family_(family) {}
@@ -76,7 +76,7 @@ std::optional<TakenRounds> Families::TakeRound(const std::vector<Member>& family
     if (bucket.core.full()) surroundings_.news = true;  // other ranks may wait until this bucket has room
     try {
       taken.gradients += bucket.core.TakeRounds(taken.rounds, family[i].output);
-    } catch (const std::exception& error) {  // the buckets are not at the same round any more
+    } catch (const std::exception& error) {  // after it the buckets are not at the same round any more
       bucket.FailAndThrow(error, calls);
     }
     newest = bucket.core.taken() - 1;

@@ -40,10 +40,11 @@ class Families {
   bool IsNearlyFull(const Family& family) const;
   // Tells that the calling thread will contribute to these buckets next, even if other threads did so before.
   void Claim(const Family& family) const;
-  // Forgets late contributions and missed results of these buckets on this rank. A round that has ended in some of the
-  // buckets only keeps its number, so that all buckets stay at the same round.
+  // Forgets late contributions and missed results of these buckets on this rank. If a round has ended in some of the
+  // buckets but not in all, its number is kept, so that all buckets stay at the same round.
   void Clear(const Family& family);
-  // Returns how many rounds are lost on this rank, in the bucket that has lost most; 0 if none of the buckets exists.
+  // Returns how many rounds this rank can never take one by one: the largest number among the buckets, or 0 if no
+  // bucket exists.
   Round Lost(const Family& family) const;
 
  private:
@@ -55,9 +56,9 @@ class Families {
   std::atomic<bool> has_warned_{false};  // true if the log has told of rounds that were added up
 };
 
-// While this object lives, the calling thread waits for something else, and takes the results of these buckets
-// meanwhile. While one of the buckets is full, no round of it closes. Only the thread that steps the optimizer may do
-// this. Such waits may be nested.
+// While this object lives, the calling thread waits for other things than these buckets, and takes their results
+// meanwhile. While a bucket has as many untaken results as it may have, no round of it closes. Only the thread that
+// steps the optimizer may do this. The waits may be nested.
 class Draining {
  public:
   explicit Draining(Buckets buckets) : buckets_(std::move(buckets)) { Add(1); }

@@ -20,7 +20,7 @@ class Farewell {
   void Say(const std::string& failure);
   // Blocks until the text has been reported, but no longer than `patience`.
   void AwaitSaid(std::chrono::milliseconds patience);
-  // Returns the text if it has not been reported yet, and forgets it. Called on the background thread.
+  // Returns the text of the failure if it has not been reported, and forgets it. Called on the background thread.
   std::string TakeUnsaid();
 
  private:
@@ -37,8 +37,8 @@ class FirstFailure {
 
   // Keeps the text of the first failure. Later failures are only consequences of it. Called on the background thread.
   void Hear(const std::string& text);
-  // Records a deadlock, which ends every wait of this process with this text, but not the process. deadlocks() counts
-  // them.
+  // Records a deadlock. It ends every wait of this process with this text, but not the process. deadlocks() returns how
+  // many deadlocks there were.
   void HearOfDeadlock(const std::string& text);
   std::uint64_t deadlocks() const { return deadlocks_; }
   std::string LastDeadlock() const;

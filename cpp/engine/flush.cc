@@ -31,7 +31,7 @@ bool Flush::BeginUnderLock() {
 
 bool Flush::IsOver() {
   std::lock_guard<std::mutex> lock(mutex_);
-  // A flush that is over succeeds even if Horovod has shut down, as another rank may do when all ranks have ended.
+  // A flush that is over succeeds even if Horovod is shut down. Another rank may do that when all ranks have ended.
   if (stage_ == Stage::kOver && kind_ == Kind::kEnding && over_ == Kind::kFlushing) BeginUnderLock();
   if (stage_ == Stage::kOver) return true;
   if (!failure_.empty()) throw EngineError(failure_);
@@ -55,12 +55,12 @@ Flush::Kind Flush::ToReport() {
 void Flush::BeginRounds(int rounds, Kind over) {
   std::lock_guard<std::mutex> lock(mutex_);
   rounds_ += rounds;
-  // A flush that waits without having been reported is a new flush: the one that was reported has been given up.
+  // If this rank's flush is not reported yet, the closing belongs to an earlier flush, which this rank has given up.
   if (over != Kind::kNone && stage_ == Stage::kReported) Close(over);
 }
 
-// Called when all rounds of the flush have begun on this rank. Its thread waits for no other rank any more, though a
-// device may still reduce. If the thread still seemed to wait, the next round might close without this rank.
+// Called when all rounds of the flush have begun on this rank. The thread in the flush waits for no other rank any
+// more, though a device may still reduce. If it still seemed to wait, the next round might close without this rank.
 void Flush::Close(Kind over) {
   StopWaiting();
   over_ = over;

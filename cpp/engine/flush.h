@@ -26,15 +26,15 @@ class Flush {
   void Enter(Kind kind);
   // Begins to wait for the other ranks. Returns false if there is nothing to wait for.
   bool Begin();
-  // Returns true if all ranks have come and all late contributions are delivered. If this rank waits for the end of all
-  // ranks, and the other ranks only flushed, the wait begins anew. Throws EngineError if the flush has failed.
+  // Returns true if all ranks are in the flush and all late contributions are delivered. If this rank waits for the end
+  // of all ranks, and the others only flushed, the wait begins anew. Throws EngineError if the flush has failed.
   bool IsOver();
   void Leave();
 
   // --- Called by the background thread
   // Returns what this cycle's report says of the flush.
   Kind ToReport();
-  // Records that `rounds` rounds of a flush have begun. `over` is the kind of a flush if all its rounds have, or kNone.
+  // Records that `rounds` rounds of a flush have begun. `over` is the flush's kind if all have begun, else kNone.
   void BeginRounds(int rounds, Kind over);
   void EndRound(const std::string& error);
   // Ends the flush if no bucket is in use any more, because no closing would end it.
@@ -55,7 +55,7 @@ class Flush {
     kNone,      // no thread is in a flush
     kEntered,   // a thread is in a flush and does not wait yet
     kWaiting,   // the thread waits
-    kReported,  // the coordinator has been told, or is told in this cycle
+    kReported,  // the flush has been reported to the coordinator, or is reported in this cycle
     kClosed,    // all rounds of the flush have begun; some are still reduced, or have failed
     kOver,
   };

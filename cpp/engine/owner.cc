@@ -3,7 +3,7 @@
 namespace horovod_partial {
 namespace {
 
-// One counter for the whole process. In a header each library would have a counter of its own.
+// Counts the owners that have left in the whole process. In a header, each library would have its own counter.
 std::atomic<std::uint64_t> departures{0};
 
 }  // namespace

@@ -8,22 +8,22 @@ namespace horovod_partial {
 
 struct PossibleArrivals::Graph {
   std::shared_ptr<Bringer> bringer;
-  std::set<Bucket*> buckets;  // the buckets that are known from the runs of this graph
+  std::set<Bucket*> buckets;  // the buckets to which runs of this graph have contributed
   std::int64_t run = 0;       // the number of the last run of this graph
   std::set<Bucket*> arrived;  // the buckets that have got a contribution in the last run
-  Time complete = kNever;     // when the last of `buckets` got its contribution; kNever while one has none
+  Time complete = kNever;     // when all of `buckets` had a contribution of the last run; kNever if one lacks it
 };
 
 namespace {
 
 constexpr Round kRemembered = 8;  // the number of rounds for which a bringer is remembered
 constexpr int kSilentIntervals = 10;
-// A thread that polls at longer intervals may do other work in between.
+// A thread that polls a collective of Horovod's at longer intervals may do other work in between.
 constexpr Time kPollGap = std::chrono::milliseconds(100);
 // The end of a thread is no event, so the threads are looked at again after this time.
 constexpr Time kLongestLook = std::chrono::milliseconds(100);
 
-// The bringers of one thread, by the ids of the objects that know the thread. The destructor runs when the thread ends.
+// The bringers of one thread, by the ids of the PossibleArrivals objects. The destructor runs when the thread ends.
 struct OfThread {
   ~OfThread() {
     for (const auto& [id, bringer] : bringers) bringer->lives = false;
@@ -329,7 +329,7 @@ PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, cons
   Away away;
   away.events = events_;
   away.until = now + kLongestLook;
-  // Returns whether a time has passed. If it has not, the answer of this function holds no longer than until then.
+  // Returns whether a time has passed. If it has not, the answer of Look holds no longer than until that time.
   const auto passed = [&](Time time) {
     if (now > time) return true;
     away.until = std::min(away.until, time);
@@ -358,7 +358,7 @@ PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, cons
     const Time since = WaitsSince(*bringer);
     state.waits = since != kNever && passed(since + thresholds.waiting);
     // Nobody knows which thread runs graphs. If all graphs have one bringer, and no graph is in progress, the thread in
-    // the flush may be the one.
+    // the flush may be that bringer.
     const bool runs_nothing = bringer->graphs && graphs == 1 && !InProgress(*bringer);
     const bool polls = bringer->polled != kNever && !passed(bringer->polled + kPollGap) &&
                        passed(bringer->polls_since + thresholds.parked);
@@ -372,13 +372,14 @@ PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, cons
                                     [](const auto& item) { return item.second.waits || item.second.absent; });
   const bool anybody = !states.empty();
 
-  // If a process is silent, its threads are taken to wait for Horovod, unless the front end tells that none does.
+  // If no thread of a process has arrived at any bucket for some time, we assume that all threads wait in Horovod's own
+  // operations, unless the front end tells that none does.
   const bool may_be_parked = foreign.since != kNever && (!foreign.told || asks || !parked_.empty()) &&
                              passed(std::max(foreign.since, active_) + thresholds.parked);
   bool all_silent = !brought.empty();
   for (const auto& [bucket, bringers] : brought) {
     const Time longest = bucket->next_interval_ == 0
-                             ? thresholds.silence  // no interval is known
+                             ? thresholds.silence  // no interval between rounds is known
                              : *std::max_element(bucket->intervals_.begin(), bucket->intervals_.end());
     const bool silent = passed(active_ + std::max(thresholds.silence, kSilentIntervals * longest));
     all_silent = all_silent && silent;

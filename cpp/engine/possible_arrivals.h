@@ -32,8 +32,8 @@ struct Caller {
 // Keeps the bringers of each bucket: the threads that are expected to contribute next. These are the living threads
 // that collected the bucket's results in its last rounds, or else the living threads that contributed. A rank cannot
 // contribute to a bucket while all bringers of the bucket wait. This is exact if each bucket has one thread. It is not
-// exact if threads hand buckets to each other, or wait in ways that this library does not see. So a process in which
-// nothing has happened for long is judged as a whole.
+// exact if threads hand buckets to each other, or wait in ways that this library does not see. So if nothing has
+// happened in a process for long, its threads are judged together.
 //
 // One object serves all process sets of a process, because a thread that waits in one process set cannot contribute in
 // another. All functions are thread-safe. The mutex guards all members, and no other lock is taken while it is held.
@@ -43,7 +43,7 @@ class PossibleArrivals {
   struct Bringer {
     std::atomic<bool> lives{true};
     Time waits_since = kNever;      // since when the bringer has waited for a round or in a flush, or kNever
-    Time parked_since = kNever;     // when its wait in a collective of Horovod's own began, if the front end tells
+    Time parked_since = kNever;     // when the bringer began to wait in a collective of Horovod's own, if known
     Time polled = kNever;           // when the bringer last polled a collective of Horovod's own that had not finished
     Time polls_since = kNever;      // when a series of polls at short intervals began
     const void* flushes = nullptr;  // the engine in whose flush the bringer waits, or null
@@ -59,13 +59,13 @@ class PossibleArrivals {
     // A wait for a collective of Horovod's own counts after this time. An ordinary collective ends sooner, and does not
     // put its rank out of training. If the rank does not come for long, the other ranks lose this time.
     Time parked = std::chrono::milliseconds(100);
-    Time silence = std::chrono::seconds(1);  // a process without any event for this time is judged as a whole
+    Time silence = std::chrono::seconds(1);  // if a process has no event for this time, its threads are judged together
   };
 
   // What the engine knows of collectives of Horovod's own.
   struct Foreign {
     Time since = kNever;  // since when a collective of Horovod's own has been outstanding; kNever if none is
-    bool told = false;    // true if the front end tells which threads wait for Horovod, or poll
+    bool told = false;    // true if the front end tells which threads wait for these collectives, or poll them
   };
 
   // The buckets of one engine to which this rank cannot contribute at present.
@@ -81,8 +81,8 @@ class PossibleArrivals {
              elsewhere == other.elsewhere;
     }
   };
-  // Returns to which buckets of `engine` this rank cannot contribute. `flushes`: a thread waits in a flush of this
-  // engine.
+  // Returns to which buckets of `engine` this rank cannot contribute. `flushes` says that a thread waits in a flush of
+  // `engine`.
   Away Look(const void* engine, Time now, const Foreign& foreign, bool flushes, const Thresholds& thresholds) const;
 
   // A wait for a round or in a flush. It includes the reduction, and ends when the thread or graph has the result.
@@ -121,7 +121,7 @@ class PossibleArrivals {
     const std::shared_ptr<Bringer> self_;
     Time before_ = kNever;  // when the wait that encloses this one began, or kNever
   };
-  // Records that the calling thread has polled a collective of Horovod's own. `over` says that it has finished.
+  // Records that the calling thread has polled a collective of Horovod's own. `over`: the collective has finished.
   void Polled(bool over, Time now);
 
   // Returns how many events have happened that may change the answer of Look. The end of a thread is not counted.
@@ -141,7 +141,7 @@ class PossibleArrivals {
 
     // Records a contribution. `round` is the number of rounds of the bucket that have ended on this rank.
     void Arrive(const Caller& caller, Round round, Time now);
-    // Open: the contribution now waits for a round to close. Settle: this round has begun. Done: the result is there.
+    // Open: a contribution now waits for a round to close. Settle: that round has begun. Done: its result is there.
     void Open(Time now);
     void Settle();
     void Done(Round round, Time now);
@@ -151,7 +151,7 @@ class PossibleArrivals {
     void EndWait(bool collects, Round round, Time now);
     // Makes the calling thread a bringer, because it will contribute next, although other threads contributed before.
     void Claim(Round round);
-    // Returns since when a blocked thread or a graph has waited, which make no call of BeginWait; kNever if none waits.
+    // Returns since when a blocked thread or a graph has waited, or kNever. Neither of them calls BeginWait.
     Time UnattendedSince() const;
 
    private:
@@ -169,8 +169,8 @@ class PossibleArrivals {
     const std::shared_ptr<PossibleArrivals> owner_;
     const void* const engine_;
     const std::string name_;
-    bool outstanding_ = false;  // true if the result of a contribution is not there
-    bool open_ = false;         // true if the round of that contribution has not begun
+    bool outstanding_ = false;  // true if a contribution has no result yet
+    bool open_ = false;         // true if a contribution waits for a round that has not begun
     Time arrived_ = kNever;     // when the last contribution came
     Round round_ = 0;           // the round that was open when the last contribution came
     std::vector<Visit> arrivals_;
@@ -182,7 +182,7 @@ class PossibleArrivals {
     Time free_ = kNever;                // when the last result was collected
     std::array<Time, 8> intervals_{};   // for each of the last rounds: the time from a result to the next contribution
     std::size_t next_interval_ = 0;
-    mutable bool left_out_ = false;  // true if the process seemed to wait for Horovod in the present interval
+    mutable bool left_out_ = false;  // true if the process has seemed to wait for Horovod since its last result
   };
 
  private:

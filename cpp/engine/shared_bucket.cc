@@ -47,8 +47,8 @@ bool SharedBucket::Wait(Operation& waited, bool collects, const IsDue& is_due) {
           break;
         }
         surroundings.collectives.Interrupt();
-        // A shutdown calls every entry back. If it has not called back the entry of a running round in time, the entry
-        // is lost.
+        // When Horovod shuts down, it calls back for every entry. If it has not done so for the entry of a running
+        // round in time, the entry is lost.
         const Time now = Now();
         dead_since = surroundings.collectives.Alive() ? kNever : std::min(dead_since, now);
         lock.lock();
@@ -149,7 +149,7 @@ void SharedBucket::EndRound(Calls& calls) {
   if (core.HasUnannounced() || OwnerIsGone()) surroundings.news = true;
   statistics.dropped = core.dropped();
   statistics.summed = core.summed();
-  // If a device still computes the operation's contribution, it has not arrived, and waits for a later round.
+  // If a device still computes the contribution, the operation has not arrived, and waits for a later round.
   if (operation != nullptr && awaited == nullptr) Complete(!on_time, calls);
 }
 

@@ -56,7 +56,7 @@ struct SharedBucket {
   mutable std::mutex mutex;          // guards all members below
   std::condition_variable finished;  // notified when an operation is done
   Bucket core;
-  PossibleArrivals::Bucket arrivals;     // records who contributes, collects results and waits
+  PossibleArrivals::Bucket arrivals;     // which threads contribute, which collect results, and which wait
   std::shared_ptr<Operation> operation;  // the outstanding operation, or null
   Time arrived{0};                       // when the last contribution arrived
   std::shared_ptr<ReadyEvent> awaited;   // not null while a device computes the contribution of `operation`
@@ -68,8 +68,8 @@ struct SharedBucket {
   std::string poison;                    // not empty: the bucket has failed, and every use of it throws this error
   bool flush_round = false;              // true if the running round belongs to a flush
   int draining = 0;                      // the number of waits in which the application takes this bucket's results
-  bool in_flush = false;                 // true if one of the waits in which results are taken is a flush
-  Round flush_end = kForEver;            // at its end a flush takes only rounds below this number
+  bool in_flush = false;                 // true if the application takes this bucket's results in a flush
+  Round flush_end = kForEver;            // once all its rounds have begun, a flush takes only rounds below this number
   BucketStatistics statistics;
 
   bool SharesWork() const { return config.spec.policy.rule == Policy::Rule::kWorkSharing; }
@@ -96,7 +96,7 @@ struct SharedBucket {
   void StopAwaiting();
   // Gives the application its result, and ends the operation. May throw.
   void Complete(bool late, Calls& calls);
-  // Called when the reduction has succeeded. May throw.
+  // Ends a round whose reduction has succeeded. May throw.
   void EndRound(Calls& calls);
   // Makes the bucket begin again with round 0, as after its declaration.
   void Reset();

@@ -30,7 +30,7 @@ std::optional<std::pair<int, int>> WorkSharing::Take(const Buckets& family, bool
     if (!bucket->poison.empty()) throw EngineError(bucket->poison);
     if (bucket->core.taken() != update || bucket->awaited != nullptr) return std::nullopt;
   }
-  // No later update can have closed since, because the micro-batches of this rank are not done.
+  // No later update can have closed since the loop, because the micro-batches of this rank are not done.
   std::lock_guard<std::mutex> lock(keeper.mutex);
   if (leaving_ > 0 || has_left_ || keeper.update != update || !keeper.share->MayBegin()) return std::nullopt;
   const std::pair<int, int> next(keeper.share->next(), keeper.updates);

@@ -27,7 +27,7 @@ class WorkSharing {
   // Gives back the micro-batch that was begun last, because it will make no gradient.
   void Return(const std::string& bucket);
 
-  // While such an object lives, this rank begins no micro-batch.
+  // While an object of this class lives, this rank begins no micro-batch.
   class Leaving {
    public:
     explicit Leaving(WorkSharing& sharing) : sharing_(sharing) { Add(1); }
@@ -56,7 +56,7 @@ class WorkSharing {
   Surroundings& surroundings_;
   const BucketMap& buckets_;
   const Families& families_;
-  std::atomic<int> leaving_{0};        // number of threads that end, flush or join: none begins a micro-batch
+  std::atomic<int> leaving_{0};        // number of threads that end, flush or join; unless 0, no micro-batch begins
   std::atomic<bool> has_left_{false};  // what ReportLeaves has returned last; while it is true, no micro-batch begins
 };
 

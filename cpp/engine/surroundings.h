@@ -74,7 +74,7 @@ struct Surroundings {
   std::atomic<bool> news{false};         // true if there is something to report
   std::atomic<int> awaited{0};           // the number of operations whose contribution a device still computes
   std::atomic<bool> shares_work{false};  // true if this process set has a bucket with work sharing
-  std::atomic<int> in_use{0};            // buckets that have had a round and have not ended; not those of replicas
+  std::atomic<int> in_use{0};            // buckets that have had a round and not ended, but not those of replicas
   Changes changes{};
 
   // Returns the recorder if recording is on, else null.

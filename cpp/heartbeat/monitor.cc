@@ -38,8 +38,8 @@ milliseconds IntervalOf(const Limits& limits) {
   return std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(shorter / kBeatsInLimit));
 }
 
-// Returns how many intervals a limit has, at least kBeatsInLimit. A limit of 0 means for ever, and has INT_MAX
-// intervals.
+// Returns how many heartbeat intervals a limit has, at least kBeatsInLimit. A limit of 0 means for ever, and has
+// INT_MAX intervals.
 int CountOf(Seconds limit, milliseconds interval) {
   if (limit == Seconds(0)) return std::numeric_limits<int>::max();
   return std::max(kBeatsInLimit, static_cast<int>(limit / Seconds(interval)));
@@ -110,7 +110,7 @@ class Center final : public Monitor::Watch {
  private:
   struct Peer {
     Connection connection;
-    std::string said;          // the part of the hello that has come so far
+    std::string said;          // the part of the first message (hello) that has come so far
     Words words;               // the messages after the hello
     std::optional<Rank> rank;  // known once the hello has come
     Clock::time_point since = Clock::now();
@@ -163,7 +163,7 @@ class Center final : public Monitor::Watch {
         while (const auto word = peer.words.Next())
           if (stalls_) stalls_->Says(*peer.rank, DecodeActivity(*word));
       }
-    } catch (const std::runtime_error&) {  // a rank of this job does not send this
+    } catch (const std::runtime_error&) {  // malformed bytes, which no rank of this job sends
       received.state = State::kEnded;
     }
     if (received.state == State::kEnded) {
@@ -214,7 +214,7 @@ class Center final : public Monitor::Watch {
   Lasting lasting_;
 };
 
-// The part of the monitor that runs on every other rank.
+// The part of the monitor that runs on every rank but rank 0.
 class Outer final : public Monitor::Watch {
  public:
   Outer(Connection center, const Limits& limits, Calls calls)
@@ -238,8 +238,8 @@ class Outer final : public Monitor::Watch {
           const auto [state, bytes] = center_->Receive();
           if (!bytes.empty()) heartbeats_.Heard(0);
           missing = Read(bytes);
-          if (state == Connection::Received::State::kLost) center_.reset();  // from now on rank 0 counts as silent
-          // If rank 0 has ended, nothing is told, because Horovod and the launcher notice the end.
+          if (state == Connection::Received::State::kLost) center_.reset();  // rank 0 now gives no sign of life
+          // If rank 0 has ended, the monitor just stops, because Horovod and the launcher notice the end of rank 0.
           return !missing && state != Connection::Received::State::kEnded;
         },
         [&] {
@@ -275,7 +275,7 @@ class Outer final : public Monitor::Watch {
   std::optional<Connection> center_;
   const milliseconds interval_;
   const Calls calls_;
-  std::optional<std::string> notice_;  // the part of a notice that has come so far
+  std::optional<std::string> notice_;  // the part of a MissingNotice that has come so far
   Heartbeats heartbeats_;
   std::optional<LonelyWatch> alone_;
   Lasting lasting_;
@@ -331,13 +331,13 @@ Monitor::Monitor(std::unique_ptr<Watch> watch, std::string endpoint, Flag rests)
       endpoint_(std::move(endpoint)),
       rests_(std::move(rests)) {
   if (!stop_file_.is_open()) throw std::system_error(errno, std::generic_category(), "eventfd");
-  // The thread owns its part of the monitor. If the process ends without stopping the thread, the thread still runs
+  // The thread owns `watch`. If the process ends without stopping the thread, the thread still runs, and needs `watch`,
   // while static objects are destroyed.
   thread_ = std::make_unique<std::thread>([watch = std::move(watch), stop = stop_file_.number()] { watch->Run(stop); });
 }
 
 Monitor::~Monitor() {
-  // A forked process: the thread is in its parent, and another thread may have the id here.
+  // In a forked process: the thread runs in the parent, and another thread may have its id here.
   if (getpid() != process_) {
     static_cast<void>(thread_.release());
     return;

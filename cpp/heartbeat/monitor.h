@@ -19,8 +19,8 @@ namespace horovod_partial::heartbeat {
 
 using Seconds = std::chrono::duration<double>;
 
-// How long a rank may be silent before the job ends (`abort`), and how long ranks may wait before the log tells of it
-// (`stall`). 0 means for ever.
+// How long a rank may give no heartbeat before the job ends (`abort`), and how long ranks may wait for each other
+// before the wait is logged (`stall`). 0 means for ever.
 struct Limits {
   Seconds abort{0};
   Seconds stall{0};
@@ -28,12 +28,12 @@ struct Limits {
 
 // Functions that the monitor's thread calls. They must not hold it up.
 struct Calls {
-  // Called once, with the missing rank. On rank 0 the other ranks have been told before.
+  // Called once, when a rank is missing. On rank 0 it is called after the other ranks have been told.
   std::function<void(Rank missing)> missing;
   // Returns what this rank does.
   std::function<Look()> look;
-  // Tells of a wait. Logs `text` unless it is empty. Unless `doing` is empty, it then logs `doing`, which is what this
-  // rank does in that wait, with the stacks of all its threads.
+  // Called when a wait has lasted too long, or is over. Logs `text` unless it is empty. Then, unless `doing` is empty,
+  // logs `doing`, which says what this rank does, and the stacks of all its threads.
   std::function<void(const std::string& text, const std::string& doing)> tell;
 };
 
@@ -57,8 +57,8 @@ class Monitor {
   // The port, the secret and the addresses that other ranks need to join, in one text. Empty on ranks other than 0.
   const std::string& endpoint() const { return endpoint_; }
 
-  // Tells that this rank has come to its end. From now on it counts as waiting for nobody, and nobody as waiting for
-  // it. It is still watched whether the process lives.
+  // Called when this rank has come to its end. From now on it counts as waiting for nobody, and nobody counts as
+  // waiting for it. Its heartbeats go on, so other ranks still notice if it is missing.
   void Rest() { *rests_ = true; }
 
   // What the thread runs. Run returns by itself, or when `stop_file` becomes readable.

@@ -119,8 +119,8 @@ int File::Release() { return std::exchange(number_, -1); }
 Connection::Connection(File file) : file_(std::move(file)) {
   const int yes = 1;
   setsockopt(number(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-  // Makes TCP send again at constant short intervals. Otherwise the intervals would double, and the silence could last
-  // twice as long as the outage.
+  // Makes TCP resend lost data at constant short intervals. Otherwise the intervals would double, and no heartbeat
+  // might come for twice the time that the network was down.
   setsockopt(number(), IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &yes, sizeof yes);
 }
 

@@ -10,8 +10,8 @@
 
 namespace horovod_partial::heartbeat {
 
-// A file descriptor that is closed with its owner. A forked process closes its copy at once: a child that lives on
-// would keep the connections of a process that has ended open.
+// A file descriptor that is closed when this object is destroyed. A forked process closes its copy at once. Otherwise a
+// child process that outlives its parent would keep the parent's connections open.
 class File {
  public:
   explicit File(int number = -1);

@@ -54,7 +54,7 @@ void Recorder::Begin(const std::string& directory, std::size_t most_bytes) {
     wall_ = std::chrono::system_clock::now().time_since_epoch();
     ending_ = false;
   }
-  // Segments asks for the first lines of a file here and in the thread, and never with the lock held.
+  // Segments calls this function for a file's first lines, here or on the writing thread, never with the lock held.
   segments_ = std::make_unique<Segments>(directory + '/' + NameOfRun(run_), "rank-" + std::to_string(origin_.rank),
                                          most_bytes, [this](int segment) {
                                            std::lock_guard<std::mutex> lock(mutex_);
@@ -90,7 +90,7 @@ void Recorder::WriteEverySecond() {
       segments_->Write(lines);
       lock.lock();
     }
-  } catch (const std::exception& error) {  // the lock is not held here, as only the writing throws
+  } catch (const std::exception& error) {  // the lock is not held here, because only the writing throws
     on_ = false;
     complain_(std::string("the recording has ended: ") + error.what());
   }

@@ -44,7 +44,7 @@ struct Result {
 struct Reduction {
   std::int64_t sequence;
   int process_set;
-  const std::vector<std::string>* names;  // names of the tensors if Horovod's own allreduce trains, else null
+  const std::vector<std::string>* names;  // tensor names if this is a training allreduce of Horovod's own, else null
   Time begin;
   Time end;
   std::int64_t tensors;
@@ -68,13 +68,13 @@ struct DecidedRound {
 // second.
 class Recorder {
  public:
-  // What the files say of the process.
+  // What a recording says of the process.
   struct Origin {
     Rank rank;
     int size;
   };
 
-  // `complain` is called with the reason if a recording ends early, by the thread that writes.
+  // If a recording ends early, the thread that writes it calls `complain` with the reason.
   Recorder(Origin origin, std::function<void(const std::string&)> complain)
       : origin_(origin), complain_(std::move(complain)) {}
   ~Recorder();
@@ -116,15 +116,15 @@ class Recorder {
   std::mutex life_mutex_;  // guards the members below: one thread at a time begins or ends a recording
   std::thread thread_;
   std::atomic<pid_t> process_{0};       // the process in which the thread runs
-  std::unique_ptr<Segments> segments_;  // the recording's files; while the thread runs, no other uses them
+  std::unique_ptr<Segments> segments_;  // the recording's files; while `thread_` runs, only it uses them
 
-  std::mutex mutex_;  // guards the members below; may be taken under a bucket's lock, no lock below it
+  std::mutex mutex_;  // guards the members below; may be taken under a bucket's lock, and no lock is taken under it
   std::condition_variable ends_;
   bool ending_ = false;
   Time begun_{0};
   Time wall_{0};                                                 // the Unix time at begun_
   std::map<std::pair<int, std::string>, std::int64_t> numbers_;  // the numbers of buckets, by process set and name
-  std::string known_buckets_;  // the table of buckets so far, which later segments repeat
+  std::string known_buckets_;  // the table of buckets so far, which each later file repeats
   StepCounter arrival_steps_;
   StepCounter reduction_steps_;
   Table buckets_{"buckets", {"bucket", "name", "policy", "process_set", "bytes"}};

@@ -1,4 +1,4 @@
-// The files of one recording. Together they keep below a number of bytes: the oldest file is removed first.
+// The files (segments) of one recording. Their total size stays below a limit, because the oldest file is removed.
 #pragma once
 
 #include <cstddef>
@@ -7,19 +7,19 @@
 
 namespace horovod_partial::recording {
 
-// Writes go to the system at once, so what was written survives the process. To be used by one thread.
+// Writes go to the system at once, so they are not lost if the process dies. To be used by one thread.
 class Segments {
  public:
   static constexpr int kSegments = 4;
 
-  // Makes `folder`, with the folders above it, and in it the first segment, `name`.0000.jsonl. `preamble` returns the
-  // text with which the segment of this number begins. Throws std::runtime_error.
+  // Makes `folder`, with the folders above it, and in it the first segment, `name`.0000.jsonl. `preamble` takes the
+  // number of a segment, and returns its first lines. Throws std::runtime_error if the files cannot be written.
   Segments(std::string folder, std::string name, std::size_t most_bytes, std::function<std::string(int)> preamble);
   ~Segments();
   Segments(const Segments&) = delete;
   Segments& operator=(const Segments&) = delete;
 
-  // Writes whole lines, to a new segment if this one would be too long. Throws std::runtime_error, as for a full disk.
+  // Writes whole lines. Begins a new segment if they do not fit. Throws std::runtime_error, for example on a full disk.
   void Write(const std::string& lines);
 
  private:

@@ -1,4 +1,4 @@
-// The rows of a table that have not been written yet. They are written by columns, as one line of JSON.
+// The rows of a table that have not been written yet. They are written column by column, as one line of JSON.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@ constexpr double kSignalBytes = 4;
 constexpr Time kWaiting = std::chrono::milliseconds(5);  // the default of PossibleArrivals::Thresholds
 constexpr Round kForEver = std::numeric_limits<std::int32_t>::max();
 
-// All names have the same length, because the coordinator closes the rounds of one cycle in the order of the names.
+// Bucket names have one length, so they sort like the messages. The coordinator closes a cycle's rounds in this order.
 constexpr std::size_t kFirstName = 1000000;
 std::string NameOfMessage(std::size_t message) { return std::to_string(kFirstName + message); }
 std::size_t MessageOfName(const std::string& name) { return std::stoul(name) - kFirstName; }
@@ -188,7 +188,7 @@ void Job::Arrive(Rank rank, std::size_t message) {
     ++state.outstanding;
   }
   MakeReportable(state, message);
-  // An arrival during a running round is no news before that round has ended.
+  // A rank that arrives while a round is being reduced reports the arrival only when that round has ended.
   if (outcome != Bucket::Arrived::kWaiting) HaveNews(rank);
 }
 
@@ -209,8 +209,8 @@ void Job::HaveNews(Rank rank) {
 
 Time Job::NextNegotiation() const {
   if (over_) return kNever;
-  // Without an arrival no round closes, except at the end of the job. Then only the coordinator's deadline asks for a
-  // negotiation, because the coordinator may need to hear that a round has ended.
+  // No round closes without an arrival, except at the end of the job. So if no arrival waits for a round to close, no
+  // rank asks for a negotiation. The coordinator may, to hear that a round has ended.
   const bool idle = open_ == 0 && ended_ < config_.ranks;
   const Time wanted = idle ? deadline_ : std::min(wanted_, deadline_);
   if (wanted == kNever) return kNever;
@@ -226,8 +226,8 @@ void Job::Negotiate() {
   deadline_ = coordinator_.NextDeadline();
 }
 
-// Called when nothing runs and no rank computes: all ranks that have not ended report their wait, which may close a
-// round. Returns whether it does.
+// Called when no reduction runs and no rank computes. All ranks that have not ended report that they wait. Returns true
+// if this closes a round.
 bool Job::CloseByLiveness() {
   now_ += kWaiting;
   for (Rank rank = 0; rank < config_.ranks; ++rank) {
@@ -321,7 +321,7 @@ void Job::Finish() {
     RankState& state = At(rank);
     Local& local = state.locals[reduction.message];
     const bool on_time = local.bucket.Finish();
-    // A kept model must be announced for each round, and a contribution that came during the round after the round.
+    // The rank reports its kept model after each round, and a contribution that came while the round was reduced.
     if (local.bucket.HasUnannounced() || local.bucket.options().late == Late::kKeep) {
       MakeReportable(state, reduction.message);
       HaveNews(rank);

@@ -31,7 +31,7 @@ struct JobConfig {
   int iterations = 1;
   Policy policy;
   std::vector<Message> messages;  // the messages of gradients, or one message for the model
-  Late late = Late::kAccumulate;  // kAccumulate if messages are gradients, else a model
+  Late late = Late::kAccumulate;  // `kAccumulate` if messages are gradients; other values mean a model
   double compute = 0;             // the time of a step without its delay; above 0
   std::vector<double> delays;     // [iteration * ranks + rank]: a delay before the compute of the step
   std::vector<LinearCost> costs;  // [n - 1]: the cost of a reduction among n ranks
@@ -43,7 +43,7 @@ struct JobResult {
   std::vector<double> ends;                // [iteration * ranks + rank]: when the step ended
   std::int64_t arrivals = 0;               // the number of arrivals with gradients or a model
   std::int64_t late = 0;                   // the number of arrivals that were too late for their round
-  std::vector<BucketStatistics> messages;  // the rounds of each message
+  std::vector<BucketStatistics> messages;  // the statistics of each message's rounds
   std::vector<double> closed;              // when each round of the last message closed
   std::vector<double> received;            // for each rank: the sum of all results, if each gradient is 1
 };
@@ -55,7 +55,7 @@ struct JobResult {
 //
 // Reports and closings take no time: a negotiation knows every arrival before it. If negotiations take time in reality,
 // the costs of reductions must include that. Ranks report that they wait (rule 7) only when nothing else can happen.
-// That comes up only at the end of a job: fewer ranks than a quorum are left, and some ranks were too late for one
+// That happens only at the end of a job: fewer ranks than a quorum are left, and some ranks were too late for one
 // message, others for another. Before the end, all ranks arrive at the messages of a step in the same order.
 class Job {
  public:
@@ -134,11 +134,11 @@ class Job {
   JobResult result_;
 
   Time now_{0};
-  std::priority_queue<Event> events_;  // one for each rank that computes
-  std::deque<Reduction> running_;      // sorted by their ends
+  std::priority_queue<Event> events_;  // the next event of each rank that computes
+  std::deque<Reduction> running_;      // the reductions that run, sorted by their ends
   Time free_{0};                       // when the last reduction ends
   Time negotiated_;                    // when the last cycle began
-  Time wanted_ = kNever;               // since when a rank has news; kNever if no rank has
+  Time wanted_ = kNever;               // since when a rank has something to report, or kNever
   Time deadline_ = kNever;             // when the coordinator wants the next cycle
   std::vector<Rank> news_;
   int open_ = 0;       // the number of arrivals whose round has not closed

@@ -98,7 +98,7 @@ void SharedJob::Negotiate() {
     workers_[i].share.Hear(granted[i]);
     if (!workers_[i].computes) Begin(static_cast<Rank>(i));
   }
-  wanted_ = granted.empty() ? kNever : now_;  // ranks report what they have begun or hold
+  wanted_ = granted.empty() ? kNever : now_;  // ranks report again, because the grants have changed
 }
 
 // Returns when the update is reduced if its last micro-batch ends now. No rank computes while the messages travel.

@@ -20,11 +20,11 @@ struct SharedJobConfig {
   int passes = 1;  // the number of micro-batches of an update, divided by the number of ranks
   int updates = 1;
   double compute = 0;  // the time of a micro-batch without its delay; above 0
-  // The delay of a micro-batch is the sum of three.
-  std::vector<double> in_first;              // [update * ranks + rank]: of the first micro-batch that the rank makes
-  std::vector<double> in_each;               // [update * ranks + rank]: of each micro-batch that the rank makes
-  std::vector<double> in_own;                // [update * micro-batches + micro-batch]: of this micro-batch, on any rank
-  std::vector<JobConfig::Message> messages;  // the messages of an update; `ready` is a time in the last micro-batch
+  // The delay of a micro-batch is the sum of its delays in these three tables.
+  std::vector<double> in_first;              // [update * ranks + rank]: the delay of the first micro-batch of the rank
+  std::vector<double> in_each;               // [update * ranks + rank]: the delay of each micro-batch of the rank
+  std::vector<double> in_own;                // [update * micro-batches + micro-batch]: its delay, on any rank
+  std::vector<JobConfig::Message> messages;  // the messages; `ready` is a time in the compute of the last micro-batch
   LinearCost cost;                           // the cost of a reduction
   double cycle = 0;                          // the least time from one negotiation to the next
 };
@@ -32,8 +32,8 @@ struct SharedJobConfig {
 struct SharedJobResult {
   std::vector<double> ends;  // [update]: when the update ended
   std::vector<int> made;     // [update * ranks + rank]: the number of micro-batches that the rank has made
-  // [update]: how long the micro-batches take if their times are known before: the longest goes first, to the rank that
-  // would end it first. If delays belong to ranks, no schedule is shorter.
+  // [update]: how long the micro-batches would take by a list schedule that knows their times. The longest micro-batch
+  // goes first, to the rank that would end it first. If all delays belong to ranks, no schedule is shorter.
   std::vector<double> bounds;
 };
 
@@ -60,7 +60,7 @@ class SharedJob {
   using End = std::pair<Time, Rank>;  // when a micro-batch ends, and on which rank
 
   Worker& At(Rank rank) { return workers_[static_cast<std::size_t>(rank)]; }
-  // Returns the index of a delay of this update, in a table with so many columns.
+  // Returns the index of a delay of this update, in a table with `columns` columns.
   std::size_t Cell(int column, int columns) const {
     return static_cast<std::size_t>(update_) * static_cast<std::size_t>(columns) + static_cast<std::size_t>(column);
   }
@@ -80,7 +80,7 @@ class SharedJob {
   Time now_{0};
   Time start_{0};       // when the update began; a cycle begins at the same time
   Time negotiated_{0};  // when the last cycle began
-  Time wanted_{0};      // since when a rank has news, or kNever
+  Time wanted_{0};      // since when a rank has something to report, or kNever
   std::priority_queue<End, std::vector<End>, std::greater<>> ends_;  // when the ranks' micro-batches end
 };
 

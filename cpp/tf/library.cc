@@ -12,7 +12,7 @@ std::string& Path() {
   return *path;
 }
 
-// Set by the application's threads, and read by TensorFlow's threads.
+// Why tensors on GPUs are refused. The application's threads set it, and TensorFlow's threads read it.
 struct Refusal {
   std::mutex mutex;  // guards the text
   std::string text;

@@ -1,4 +1,4 @@
-// What Python tells the kernels.
+// Settings that Python passes to TensorFlow's kernels.
 #pragma once
 
 #include <string>

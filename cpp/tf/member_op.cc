@@ -55,8 +55,8 @@ struct Filling {
   std::size_t missing;                           // the number of gradients that are not in the message yet
 };
 
-// The messages that are being filled, by bucket. TensorFlow's threads use them. The lock is never held together with
-// another lock, while TensorFlow is told of the end of a kernel, or while a gradient is copied.
+// The messages that are being filled, by bucket. TensorFlow's threads use them. While the lock is held, no other lock
+// is taken, no end of a kernel is reported to TensorFlow, and no gradient is copied.
 class Fillings {
  public:
   static Fillings& Instance() {
@@ -94,7 +94,7 @@ class Fillings {
     return absl::OkStatus();
   }
 
-  // Records that a gradient is in the message now. Returns true for the last gradient: that caller sends the message.
+  // Records that a gradient is in the message now. Returns true for the last one: then the caller sends the message.
   bool Complete(const std::string& bucket, const std::shared_ptr<Filling>& filling) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto it = fillings_.find(bucket);

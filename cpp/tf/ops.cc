@@ -1,4 +1,4 @@
-// The graph operations, as TensorFlow sees them. Kernels: arrive_op.cc. Python: horovod_partial/tensorflow/graph.py.
+// Declares the graph operations to TensorFlow. Kernels: *_op.cc. Python: horovod_partial/tensorflow/graph.py.
 #include <tensorflow/core/framework/common_shape_fns.h>
 #include <tensorflow/core/framework/op.h>
 #include <tensorflow/core/framework/shape_inference.h>
@@ -7,7 +7,7 @@ namespace {
 
 using tensorflow::shape_inference::InferenceContext;
 
-// A bucket is a resource. So tf.function keeps arrivals at the same bucket in order, and leaves others unordered.
+// A bucket is a resource. So tf.function orders the arrivals at one bucket, but not those at different buckets.
 // Without resources, all stateful operations of a graph would wait for each other.
 REGISTER_OP("HorovodPartialBucket")
     .Attr("bucket: string")
@@ -56,7 +56,7 @@ members: the ranks whose contributions are in the result.
 member_work: theirs, as they passed it.
 )doc");
 
-// Stateful, because TensorFlow would merge equal operations.
+// Stateful, because otherwise TensorFlow would merge equal operations.
 REGISTER_OP("HorovodPartialMemory")
     .Attr("T: {int32, int64, half, float, double}")
     .Attr("N: int >= 1")
@@ -68,7 +68,7 @@ REGISTER_OP("HorovodPartialMemory")
 Tensors of one bucket, side by side as they travel; what is in them is undefined.
 )doc");
 
-// Takes the handles of all its buckets, so it runs after the arrivals of a step, and before those of the next step.
+// This operation takes the handles of all its buckets, so it runs between the arrivals of one step and of the next.
 REGISTER_OP("HorovodPartialTakeRound")
     .Attr("N: int >= 1")
     .Attr("buckets: list(string)")
@@ -107,7 +107,7 @@ REGISTER_OP("HorovodPartialHasRound")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
 // Merged gradients. A graph is traced before there is a plan. So each gradient is an operation of its own, whose kernel
-// looks up the message of the gradient. Each gradient is also a resource, which keeps only its own steps in order.
+// looks up the message of the gradient. Each gradient is also a resource, so TensorFlow orders only its own steps.
 REGISTER_OP("HorovodPartialMember")
     .DESTINATION_ATTRIBUTES.Attr("steps: string")
     .Attr("gradient: int >= 0")

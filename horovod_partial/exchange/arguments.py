@@ -103,7 +103,7 @@ def of_average(policy: ModelPolicy | str, steps: Any) -> ModelPolicy:
 def warn_of_late_gradients(policy: Policy, optimizer: Any) -> None:
     """Warn if late gradients may cost this optimizer more than it gains by not waiting.
 
-    Must be called directly by the function that the user calls.
+    Must be called directly by the function that the user calls, so that the warning names the user's line.
     """
     kinds = {kind.__name__ for kind in type(optimizer).__mro__} & {"Adam", "AdamW", "Muon"}
     goes_down_to_one = isinstance(policy, Auto) and policy.min_quorum == 1 and not policy.is_share
@@ -147,7 +147,7 @@ _FACTOR = (is_number, "a number")
 _FLAG = (is_flag, "True or False")
 _TEXT = (lambda value: value is None or isinstance(value, str), "a text")
 
-# For each argument: a check of its value, and words for the allowed values. A name means the same in all functions.
+# For each argument by name: a check of its value, and words for the allowed values, the same in all functions.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "average_aggregated_gradients": _FLAG,
     "backward_passes_per_step": (lambda value: is_int(value) and value >= 1, "an int, 1 or more"),
@@ -159,7 +159,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "name": _TEXT,
     "named_buffers": (lambda value: value is None or isinstance(value, Iterable), "model.named_buffers()"),
     "named_parameters": (lambda value: value is None or isinstance(value, Iterable), "model.named_parameters()"),
-    # The numbers of Horovod's operations; a front end may lack some of them.
+    # Horovod's reduce operations have the numbers 0 to 5; some frameworks lack some of them.
     "op": (lambda value: is_int(value) and 0 <= value < 6, "hvd.Average, or another of Horovod's operations"),
     "postscale_factor": _FACTOR,
     "prescale_factor": _FACTOR,
@@ -201,7 +201,7 @@ def check_merging(merging: Any, groups: Any) -> None:
 def with_num_groups(groups: Any, num_groups: int) -> Any:
     """Return `groups`, or Horovod's deprecated argument `num_groups` if only that is given. Warns of `num_groups`.
 
-    Must be called directly by the function that the user calls.
+    Must be called directly by the function that the user calls, so that the warning names the user's line.
 
     Raises:
         ValueError: `num_groups` is not an int of 0 or more.
@@ -233,7 +233,7 @@ def check_gradient_arguments(arguments: dict[str, Any]) -> None:
 def warn_of_sums(policy: Policy) -> None:
     """Warn the user of a tape that missed results are added up, unless the policy never makes ranks late.
 
-    Must be called directly by the function that the user calls.
+    Must be called directly by the function that the user calls, so that the warning names the user's line.
     """
     waits_for_all = isinstance(policy, Quorum) and policy.is_share and policy.ranks == 1.0
     if isinstance(policy, LateGradients) and policy.missed == "replay" and not waits_for_all:

@@ -23,8 +23,8 @@ class Family:
         self.names = list(names)
         self._runtime = runtime
         self._process_set = process_set
-        self._disturbed = 0  # rounds during which the program wrote the model; they count as lost
-        self._lost_before = 0  # how many rounds had been lost when the replica was last healed
+        self._disturbed = 0  # rounds applied to a copy while the program changed the model; they count as lost
+        self._lost_before = 0  # the number of lost rounds at the time when the replica was last healed
 
     @property
     def taken(self) -> int:

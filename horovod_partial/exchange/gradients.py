@@ -53,8 +53,8 @@ class Numbers:
         return self._numbers[key]
 
 
-# A function that applies combined gradients. Its arguments are the gradients, their variables, and for how many steps of
-# all ranks the gradients count.
+# A function that applies combined gradients. Its arguments are the gradients, their variables, and how many steps per
+# rank, on average, the gradients contain.
 Apply = Callable[[list[Any], list[Any], Any], None]
 
 
@@ -197,7 +197,7 @@ class GradientExchange(ABC):
 
     @abstractmethod
     def _arrive(self, gradients: list[Any], variables: list[Any]) -> tuple[str, Any, list[Any]]:
-        """Arrive with all gradients of a step in the buckets of a family, and wait for their rounds.
+        """Arrive with all gradients of a step at the buckets of a family, and wait for the rounds.
 
         Returns the prefix of the buckets' names, the buckets in the form that the applier needs, and for each bucket
         what became of the arrival.
@@ -214,7 +214,7 @@ class GradientExchange(ABC):
     @staticmethod
     @abstractmethod
     def _unless_empty(infos: list[Any], apply: Callable[[], None]) -> None:
-        """Call `apply`, unless the results contain no gradient of any rank. Such rounds are possible if all were missed."""
+        """Call `apply`, unless the results in all buckets contain no gradient of any rank."""
 
     @abstractmethod
     def _bucket_names(self) -> Iterable[str]: ...
@@ -234,7 +234,7 @@ class GradientExchange(ABC):
         """Combine the gradients of a step.
 
         Returns the combined gradients, in the order of the variables (None stays None), and for each bucket what became
-        of the arrival, in no order.
+        of the arrival, in no fixed order.
         """
         shared = [i for i, each in enumerate(variables) if gradients[i] is not None and not self.is_local(each)]
         combined = self._scaled_local(gradients, shared)

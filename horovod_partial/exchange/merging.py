@@ -55,7 +55,7 @@ class FusedTraining:
         self.messages = {f"{prefix}.{index}": message for index, message in enumerate(messages)}
         owner = _attach.Owner()
         self._own(owner, [*self.messages, self._planner.meeting])
-        # Nothing refers to the old owner any more, so its buckets end, except the one in which ranks wait for each other.
+        # Drop the owner of the old buckets. So they end, except the one in which ranks wait for each other.
         self._owner = owner
 
     def _own(self, owner: _attach.Owner, names: Iterable[str]) -> None:
@@ -100,7 +100,7 @@ class FusedTraining:
         if names is not None:
             positions = {name: position for position, name in enumerate(self._names)}
             messages = [[positions[name] for name in message] for message in names]
-            self._rounds_before = self.rounds  # equal on all ranks, because they have just flushed
+            self._rounds_before = self.rounds  # a number equal on all ranks, because they have just flushed
             self._use(f"{self.name}.plan{self._plans + 1}", messages)
         self._steps.plan(messages, self.options.replan_every)
         self._plans += 1

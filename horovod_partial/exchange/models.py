@@ -91,7 +91,7 @@ class ModelExchange(ABC):
         return round == 0 or (round == self._taken and (round + 1) % self.policy.period == 0)
 
     def steps_to_average(self) -> int | None:
-        """Count a step. Returns None if no average is due, otherwise the steps that weigh this rank's model."""
+        """Count an optimizer's step. Returns None if no average is due, otherwise the steps that weigh the model."""
         if not isinstance(self.policy, WeightedAverage):
             return 0
         self._periods.take_step()
@@ -113,8 +113,8 @@ class ModelExchange(ABC):
         self.runtime.flush(process_set)
         if isinstance(self.policy, WeightedAverage):
             work = self._periods.work()
-            # Begin the new period before any rank goes on: right after the flush, the bucket that signals the end of a
-            # period has had equally many rounds on every rank.
+            # Begin the new period before any rank goes on. Right after a flush all ranks count equally many rounds in
+            # the bucket that signals the end of a period.
             self._periods.begin_anew(self._signalled())
             self.runtime.clear(process_set, [self.name])  # forget an average that this rank has missed
             self._average_over_all(model, name, WeightedAverage(1, self.policy.contraction), work)

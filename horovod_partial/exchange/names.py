@@ -15,7 +15,7 @@ class InstanceNames:
 
     Optimizers that are alike are numbered from 1, in the order in which they are named. This order must be the same on
     every rank. Optimizers that differ may come in any order. In each generation numbers start from 1 again, because ranks
-    that are new in an elastic job start there. Any thread may call this.
+    that are new in an elastic job start from 1. Any thread may use this object.
     """
 
     def __init__(self, runtime: Runtime) -> None:

@@ -24,7 +24,7 @@ class Shards(NamedTuple):
     """How the samples of a dataset are divided into micro-batches.
 
     Attributes:
-        samples: how many there are.
+        samples: how many samples the dataset has.
         batch_size: samples in a micro-batch.
         passes: micro-batches in an update for each rank, on average.
         drop_last: whether an incomplete last update is left out. Otherwise it is filled with the epoch's first samples.
@@ -38,7 +38,7 @@ class Shards(NamedTuple):
     order: Callable[[int], npt.NDArray[Any]]
 
     def check(self, seed: int, size: int) -> None:
-        """Check what the user has said.
+        """Check the user's arguments.
 
         Raises:
             ValueError: an argument is wrong, or with `drop_last` no update is left.
@@ -68,7 +68,7 @@ class Plan:
         self.place = place
         self.size = size
         self._shards = shards
-        self._samples = shards.batch_size * shards.passes * size  # samples of an update
+        self._samples = shards.batch_size * shards.passes * size  # how many samples an update has
         left = max(0, shards.samples - place.samples)
         self.updates = left // self._samples if shards.drop_last else math.ceil(left / self._samples)
         self.own = range(shards.passes * rank, shards.passes * (rank + 1))

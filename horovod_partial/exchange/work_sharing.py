@@ -15,7 +15,7 @@ from horovod_partial.runtime.tenure import Tenure
 
 
 class MicroBatchSharer(ABC):
-    """An optimizer's exchange under `hvd.WorkSharing`, as `horovod_partial.runtime.appliers.Sharer`.
+    """An optimizer's exchange under `hvd.WorkSharing`. Implements `horovod_partial.runtime.appliers.Sharer`.
 
     Only the thread that trains uses it. A subclass has the buckets, and applies updates.
     """
@@ -26,15 +26,15 @@ class MicroBatchSharer(ABC):
     process_set: ProcessSet
     thread: int
     _runtime: Runtime
-    _tenure: Tenure  # the generation that the buckets belong to
-    _is_applying = False  # applies an update now
+    _tenure: Tenure  # the generation of Horovod that the buckets belong to
+    _is_applying = False  # whether an update is being applied now
     _is_alone: bool  # there are no other ranks, so all micro-batches are this rank's
-    _active: ClassVar[weakref.ref[MicroBatchSharer] | None] = None  # gets micro-batches now
+    _active: ClassVar[weakref.ref[MicroBatchSharer] | None] = None  # the exchange that gets micro-batches now
 
     def __init__(self) -> None:
-        self._updates = 0  # made in this generation
+        self._updates = 0  # updates made in this generation of Horovod
         self._number: int | None = None  # number of the begun micro-batch within its update; None: none has begun
-        self._micro_batches = 0  # made in the open update, if this rank is alone
+        self._micro_batches = 0  # micro-batches made in the open update; only used without other ranks
 
     @property
     @abstractmethod
@@ -43,7 +43,7 @@ class MicroBatchSharer(ABC):
 
     @abstractmethod
     def _next_micro_batch(self, *, waits: bool) -> tuple[int, int] | None:
-        """See `horovod_partial.runtime.runtime.Runtime.next_micro_batch`, with `begins=True`."""
+        """Begin a micro-batch, same as `runtime.runtime.Runtime.next_micro_batch` with `begins=True`."""
 
     @property
     @abstractmethod
@@ -71,7 +71,7 @@ class MicroBatchSharer(ABC):
         return self._number if self.rounds < rounds else None
 
     def _begin(self, *, waits: bool) -> bool:
-        """Begin a micro-batch. Returns False if an update must be applied first, or it would have to wait."""
+        """Begin a micro-batch. Returns False if an update must be applied first, or a wait is needed."""
         if self._is_alone:
             self._number = self._micro_batches
             return True
@@ -106,7 +106,7 @@ class MicroBatchSharer(ABC):
         return MicroBatchSharer._active is not None and MicroBatchSharer._active() is self
 
     def leave(self) -> None:
-        """See `horovod_partial.runtime.appliers.Sharer`."""
+        """Let other ranks make the begun micro-batch, because this rank is about to flush, to join or to end."""
         if self.is_under_way or self._is_applying:
             raise AssertionError(
                 "a flush, a join or the end came after loss.backward() but before optimizer.step(), or within a round hook."
@@ -130,7 +130,7 @@ class MicroBatchSharer(ABC):
         return self._updates if self._is_alone or self._tenure.is_current else 0
 
     def rounds_of(self, generation: Tenure) -> int | None:
-        """Return `rounds` of a generation that may have ended; None if this exchange has been used in another one since."""
+        """Return how many updates were made in a generation; None if this exchange is in another generation now."""
         return self._updates if self._is_alone or self._tenure.is_that_of(generation) else None
 
 
@@ -151,7 +151,7 @@ class Updater:
     apply: Callable[[list[Any]], None]
 
     def train(self, must_apply: bool) -> None:
-        """Apply updates until there is none left, at the end of a step; first asks whether there is one."""
+        """Apply updates until there is none left, at the end of a step. `must_apply` says whether there is one now."""
         while must_apply:
             results = self.take()
             if results is not None:

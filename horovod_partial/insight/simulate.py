@@ -167,7 +167,7 @@ class Rotating:
 
 @dataclass(frozen=True)
 class OneSlow:
-    """Makes rank 0 take `factor` times as long for each step, 1 or more."""
+    """Makes rank 0 take `factor` times as long for each step. `factor` is 1 or more."""
 
     factor: float
 
@@ -304,7 +304,7 @@ class Trace:
     def split(self, passes: int, seconds: float = 0.0) -> Trace:
         """Return the trace of a step that is split into `passes` micro-batches.
 
-        Each micro-batch takes `seconds` more than its part of the step. The gradients are there in the last one.
+        Each micro-batch takes `seconds` more than its part of the step. Gradients are ready in the last micro-batch.
         """
         last = self._times(1 / passes)
         before = (passes - 1) * (last.compute + seconds)
@@ -321,7 +321,7 @@ class Trace:
 
     @property
     def compute(self) -> float:
-        """The time of a step on one rank alone, in seconds."""
+        """The time of a step without messages, in seconds: forward and backward."""
         return self.ready[-1]
 
     @property
@@ -422,8 +422,8 @@ def simulate(
         rule: the rule of `hvd.MergedGradients` by which gradients travel together; it plans for the cost among all ranks.
         iterations: the number of steps of each rank, 1 or more.
         delays: a model of delays, or delays in seconds of the shape (iterations, ranks), which come before the compute
-            of a step. If the shape is (iterations, ranks, passes), delays belong to micro-batches: a rank that makes one
-            for another rank has its delay. This models samples of different lengths.
+            of a step. If the shape is (iterations, ranks, passes), delays belong to micro-batches: whichever rank makes
+            a micro-batch has its delay. This models samples of different lengths.
         seed: seed of the delays.
         cycle: the shortest time between two negotiations, in seconds; the default is Horovod's. With 0 a round closes
             at the moment when its last rank arrives, but large jobs take long to simulate.

@@ -1,5 +1,6 @@
 """What the Keras front end needs of TensorFlow. `backend_torch` has the same names for PyTorch."""
 
+# ruff: noqa: F401
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -19,30 +20,6 @@ from horovod_partial.tensorflow.gradients import GradientExchange
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, native, runtime
 from horovod_partial.tensorflow.variables import broadcast_variables, gather_bytes
 from horovod_partial.tensorflow.work_sharing import SharedGradients, Updater
-
-__all__ = [
-    "GradientExchange",
-    "KerasState",
-    "SharedGradients",
-    "Updater",
-    "Variable",
-    "average_",
-    "average_numbers",
-    "broadcast_",
-    "broadcast_variables",
-    "check_devices",
-    "gather_bytes",
-    "horovod",
-    "native",
-    "number_of",
-    "operations",
-    "outside_graphs",
-    "run",
-    "runtime",
-    "signal",
-    "uncompiled",
-    "when_it_runs",
-]
 
 Variable = tf.Variable  # the framework's class of variables: what `native` returns
 number_of = GradientExchange.number_of
@@ -118,6 +95,6 @@ def average_(
 
 
 def signal(name: str, process_set: ProcessSet) -> None:
-    """Tell the other ranks by a round of a bucket that this rank has come to this call. Only for eager code."""
+    """Run a round of a bucket, by which other ranks learn that some rank has come to this call. Only for eager code."""
     spec = bucket_config.arguments(size=runtime.size_of(process_set), average=True, **bucket_config.of_signals())
     arrive([tf.zeros([1])], name, process_set, spec)

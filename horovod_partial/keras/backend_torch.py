@@ -1,5 +1,6 @@
 """What the Keras front end needs of PyTorch. `backend_tensorflow` has the same names for TensorFlow."""
 
+# ruff: noqa: F401
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,30 +31,6 @@ from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.replicas import gather_bytes
 from horovod_partial.torch.work_sharing import MicroBatchBucket
 
-__all__ = [
-    "GradientExchange",
-    "KerasState",
-    "SharedGradients",
-    "Updater",
-    "Variable",
-    "average_",
-    "average_numbers",
-    "broadcast_",
-    "broadcast_variables",
-    "check_devices",
-    "gather_bytes",
-    "horovod",
-    "native",
-    "number_of",
-    "operations",
-    "outside_graphs",
-    "run",
-    "runtime",
-    "signal",
-    "uncompiled",
-    "when_it_runs",
-]
-
 Variable = torch.Tensor  # the framework's class of variables: what `native` returns
 _numbers = gradients.Numbers(runtime)
 
@@ -69,7 +46,7 @@ def uncompiled(function: _F) -> _F:
     return torch.compiler.disable(function)  # type: ignore[no-untyped-call]
 
 
-outside_graphs = nullcontext  # PyTorch has no graphs here
+outside_graphs = nullcontext  # Keras makes no graphs on PyTorch
 
 
 def when_it_runs(function: Callable[..., Any], *inputs: Any, **kind: Any) -> Any:
@@ -134,7 +111,7 @@ class GradientExchange(gradients.GradientExchange):
         super().__init__(name, sync, arguments, **options)
         self._steps: dict[
             str, _Step
-        ] = {}  # for each set of trained variables its buckets, by the prefix of their names
+        ] = {}  # the buckets of each set of trained variables, by the prefix of the buckets' names
 
     @staticmethod
     def _divided(gradient: Any, divisor: int) -> Any:
@@ -250,7 +227,7 @@ class SharedGradients(GradientExchange):
         name = self._step_name(variables, [native(variable).dtype for variable in variables])
         self._step = self._step_of(name, variables, MicroBatchBucket)
         self.family = self._step.family
-        self._sums: list[Any] = self.family.buckets  # each is a MicroBatchBucket
+        self._sums: list[Any] = self.family.buckets  # the buckets, each a MicroBatchBucket
 
     def _policy_of(self, bucket: GradientBucket) -> dict[str, Any]:
         assert isinstance(self._sync, SharedUpdates)
@@ -270,7 +247,10 @@ class SharedGradients(GradientExchange):
         return [torch.zeros_like(each) if gradient is None else self._dense(gradient) for gradient, each in pairs]
 
     def add(self, gradients: Sequence[torch.Tensor], *, arrives: bool) -> None:
-        """Add the gradients of a micro-batch, and arrive with the sum. The bucket that keeps the grants comes last."""
+        """Add the gradients of a micro-batch. If `arrives`, arrive with the sums at all buckets.
+
+        The last bucket also reports that the micro-batch is done, so all others must have arrived before it.
+        """
         by_parameter = dict(zip(self._step.parameters, gradients, strict=True))
         for bucket in reversed(self._sums):
             for parameter in bucket.parameters:
@@ -286,7 +266,7 @@ class SharedGradients(GradientExchange):
         return self.family.take_round() > 0
 
     def results(self, *, alone: bool) -> list[torch.Tensor]:
-        """Return the gradients of the update that was taken; alone, those of this rank. They are valid until `add`."""
+        """Return the gradients of the update that was taken, valid until `add`. `alone`: there are no other ranks."""
         for bucket in self._sums:
             bucket.begin_update()
         factor = self._options["prescale_factor"] * self._options["postscale_factor"] if alone else 1.0
@@ -337,7 +317,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
     Raises:
         ValueError: the ranks have different variables. Every rank raises it.
     """
-    # Late gradients belong to the old values, so deliver them before.
+    # Late gradients belong to the old values, so deliver them before the broadcast.
     runtime.flush(horovod.global_process_set.process_set_id, compares=False)
     named = [(f"broadcast_variables.{index}", native(variable)) for index, variable in enumerate(variables)]
     kinds = [f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for _, tensor in named]

@@ -96,7 +96,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         check_kinds({"device": device})
         backend.check_devices(device=device)
         self.device = device
-        self._batches = 0  # in this epoch
+        self._batches = 0  # how many batches of this epoch have ended
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._batches = 0
@@ -125,7 +125,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
     def _average(self, logs: dict[str, Any]) -> None:
         flush = getattr(self.model.optimizer, "flush", None)
-        if flush is not None:  # all ranks wait here anyway, and a flush takes rounds meanwhile
+        if flush is not None:  # all ranks wait for metrics anyway, and a flush applies rounds meanwhile
             flush()
         names = sorted(logs)
         averages = backend.average_numbers(
@@ -206,7 +206,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                 )
         if self._rates is not None:
             optimizer = self.model.optimizer
-            optimizer.learning_rate = float(optimizer.learning_rate)  # this raises an error if a schedule sets the rate
+            optimizer.learning_rate = float(optimizer.learning_rate)  # Keras raises an error if a schedule sets it
             self._first: int | None = None  # how many steps the optimizer had applied before epoch 0
             self._is_under_way = False
             self._rates.add(self)
@@ -347,7 +347,7 @@ class FlushCallback(keras.callbacks.Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        self._has_flushed = False  # whether there was a flush since the last step, or since the begin of the epoch
+        self._has_flushed = False  # whether there was a flush since the last step, or since the epoch began
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._has_flushed = False

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 from keras.src.trainers.data_adapters.data_adapter import (
-    DataAdapter,  # Keras takes subclasses in `fit`; it has no public name
+    DataAdapter,  # `fit` takes subclasses of this class; it has no public name
 )
 
 from horovod_partial.checks import is_int, require
@@ -19,7 +19,7 @@ from horovod_partial.exchange.sharding import Place, Plan, Shards
 from horovod_partial.keras.backend import backend
 from horovod_partial.runtime.tenure import Tenure
 
-# Keras says this at the end of each epoch whose number of batches it did not know before.
+# Keras gives this warning at the end of each epoch whose number of batches it did not know before.
 warnings.filterwarnings("ignore", "Your input ran out of data", module=r"keras\.|contextlib")
 
 
@@ -27,7 +27,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
     """The batches that this rank makes under `hvd.WorkSharing()`: `model.fit(DynamicShardingDataset(x, y, optimizer=...))`.
 
     A batch is a micro-batch. An update has `backward_passes_per_step` micro-batches for each rank, on average. The seed,
-    the epoch, the update and the number of the micro-batch decide which samples it has; the rank that makes it does not
+    the epoch, the update and the micro-batch's number decide which samples it has; the rank that makes it does not
     matter. So an update has exactly the samples of synchronous training with this accumulation. A free rank makes
     micro-batches of a slow one.
 
@@ -94,10 +94,10 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         self._shuffle = shuffle
         self._seed = seed
         self.epoch = 0
-        self._plan: Plan | None = None  # of the epoch that is under way
+        self._plan: Plan | None = None  # the plan of the epoch that is under way
         self._first = 0  # `rounds` of the optimizer before the first update of this plan
-        self._tenure = Tenure(backend.runtime)  # the generation that the plan belongs to
-        self._loop = object()  # a token of the newest epoch
+        self._tenure = Tenure(backend.runtime)  # the generation of Horovod that the plan belongs to
+        self._loop = object()  # an object that stands for the newest epoch
 
     @property
     def _horovod(self) -> Any:
@@ -157,7 +157,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
                     return
                 number = None if sharing is None else sharing.begun
                 if number is None and (sharing is None or sharing.is_new):
-                    # The first step will begin it, because each rank makes its own ones in the first update.
+                    # The first step begins its micro-batch itself. Each rank begins with its first own micro-batch.
                     number = plan.own[0]
                 if number is None or (rounds, number) == before:
                     raise RuntimeError(
@@ -169,7 +169,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
                     sharing.loaded = before
                 yield self._load(plan.indices(rounds - self._first, number))
         finally:
-            if state.sharing is not None and self._loop is loop:  # False if an epoch has begun since
+            if state.sharing is not None and self._loop is loop:  # a newer epoch keeps its micro-batch
                 state.sharing.give_back()
 
     def _load(self, indices: list[int]) -> Any:
@@ -184,7 +184,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         finally:
             self.on_epoch_end()
 
-    # --- What Keras asks
+    # --- Methods that Keras calls
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         return self._batches()
@@ -195,7 +195,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         return get_torch_dataloader(_Again(self._batches))
 
     def get_tf_dataset(self) -> Any:
-        """Return the batches of an epoch as a `tf.data.Dataset`. It loads nothing ahead, because nobody knows what comes."""
+        """Return the batches of an epoch as a `tf.data.Dataset`. It loads no batch ahead: other ranks may take it."""
         import tensorflow as tf
 
         def spec(array: Any) -> tf.TensorSpec:
@@ -211,7 +211,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
 
     @property
     def num_batches(self) -> int:
-        """0: nobody knows how many there will be, and Keras is not to learn it from the first epoch."""
+        """0, because the number of batches differs between epochs, and Keras must not learn it from the first one."""
         return 0
 
     @property
@@ -237,7 +237,7 @@ def _arrays(part: Any) -> Any:
 
 
 class _Again:
-    """An iterable that begins anew each time."""
+    """An iterable that calls `begin` for a new iterator each time that a loop begins."""
 
     def __init__(self, begin: Any) -> None:
         self._begin = begin

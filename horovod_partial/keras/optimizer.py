@@ -50,7 +50,7 @@ class _Methods:
         """Call the user's optimizer's `apply`. Combine gradients over the ranks before it, or average models after it."""
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
         if len(grads) == 0 or len(grads) != len(variables):
-            return self._base.apply(self, grads, trainable_variables)  # Keras raises its own error
+            return self._base.apply(self, grads, trainable_variables)  # Keras raises its error about these arguments
         if not self.built:  # type: ignore[has-type]
             with keras.name_scope(self.name):  # type: ignore[attr-defined]
                 self.build(variables)  # type: ignore[attr-defined]
@@ -64,8 +64,8 @@ class _Methods:
             )
         return self._horovod.apply(self, list(grads), list(variables))
 
-    # If Keras accumulates gradients of several passes, only the result travels, in `_backend_update_step`. Then gradients
-    # are clipped and weights decay there, once for each round. So Keras's own calls of these methods must do nothing.
+    # If Keras accumulates gradients of several passes, only the result travels, in `_backend_update_step`, which
+    # clips and decays once for each round. When Keras calls `_clip_gradients` and `_apply_weight_decay`, do nothing.
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
         return grads if self._horovod.accumulates(self) else self._base._clip_gradients(self, grads)
@@ -105,7 +105,7 @@ class _Methods:
 
     @property
     def all_variables(self) -> list[Any]:
-        """The optimizer's `variables`, and the variables that count the steps of its rounds. Keras saves both.
+        """The optimizer's `variables`, and counters: how many local steps the rounds so far consist of. Keras saves both.
 
         If only one rank has loaded the optimizer, broadcast all of them
         (`hvd.callbacks.BroadcastGlobalVariablesCallback` does).
@@ -145,7 +145,7 @@ class _Methods:
         return self._horovod.is_flushed(self)
 
     def finalize_variable_values(self, var_list: Any) -> None:
-        self._horovod.leave()  # `fit` calls this at its end, also where it was stopped within an epoch
+        self._horovod.leave()  # `fit` calls this method at its end, even if it was stopped within an epoch
         self._base.finalize_variable_values(self, var_list)
 
     def get_config(self) -> dict[str, Any]:
@@ -198,7 +198,7 @@ class _State:
         self.process_set: ProcessSet = arguments["process_set"]
         self.passes = passes  # micro-batches in an update for each rank, under WorkSharing
         self.end = math.inf  # under WorkSharing: after this many updates no micro-batch begins
-        self._epochs = Tenure(backend.runtime)  # the generation of Horovod to which `end` belongs
+        self._epochs = Tenure(backend.runtime)  # the generation of Horovod whose updates `end` counts
         self.rates = rates  # the learning rates of rounds; None if missed rounds are not replayed
         self._name = name
         self._policy = policy
@@ -206,7 +206,7 @@ class _State:
         self.averages = averages  # whether gradients of several passes are averaged; otherwise they are summed
         self._local: list[Any] = []
         self._made: GradientExchange | ModelExchange | WorkSharingExchange | None = None
-        self._tenure = Tenure(backend.runtime)  # the generation of Horovod in which `_made` was made
+        self._tenure = Tenure(backend.runtime)  # the generation of Horovod in which the exchange was made
         self._progress: _Progress | None = None  # the optimizer's numbers of steps; None before the first step
         self._has_warned = False
 
@@ -238,7 +238,7 @@ class _State:
         made = self._current()
         assert not isinstance(made, WorkSharingExchange)
         if made is None:
-            follow_steps(optimizer)  # once more: a MultiOptimizer may have made further optimizers after it was wrapped
+            follow_steps(optimizer)  # also the optimizers that a MultiOptimizer made after it was wrapped
             process_set = self._arguments["process_set"]
             trained = [backend.number_of(variable, process_set) for variable in optimizer._trainable_variables]
             name = _names.new(self._name, f"{process_set.ranks} {type(optimizer).__name__} {trained}")
@@ -289,7 +289,7 @@ class _State:
         return made if isinstance(made, WorkSharingExchange) else None
 
     def begin_epoch(self, optimizer: Any, updates: int) -> int:
-        """Let no micro-batch begin after this many further updates. Returns `rounds` before the first of them.
+        """Let no micro-batch begin after this many further updates. Returns how many updates came before the epoch.
 
         Epochs follow each other without a gap. A rank that is behind in its updates gets the same number as the others.
 
@@ -326,10 +326,10 @@ class _State:
                 owner=_attach.Owner(),
                 factor=1.0 / self.passes if self.averages else 1.0,
             )
-            follow_steps(optimizer)  # a MultiOptimizer may have got further optimizers since
+            follow_steps(optimizer)  # also the optimizers that a MultiOptimizer made after it was wrapped
             self._follow(optimizer)
             if self._has_rounds and self.process_set.included():
-                backend.runtime.meet(self.process_set)  # flushes compare the replicas
+                backend.runtime.meet(self.process_set)  # so that flushes compare the replicas
             self._made = exchange = WorkSharingExchange(
                 shared, variables, self.passes, _applying(optimizer, scales), replica_of(optimizer)
             )
@@ -347,7 +347,7 @@ class _State:
         exchange = self._exchange(optimizer)
         if isinstance(exchange, ModelExchange):
             passes = inner(optimizer).gradient_accumulation_steps
-            if passes and not self.averages:  # Keras averages over the passes
+            if passes and not self.averages:  # Keras averages the passes, so undo this
                 gradients = [None if gradient is None else gradient * passes for gradient in gradients]
             result = optimizer._base.apply(optimizer, gradients, variables)
             if not passes:
@@ -371,18 +371,18 @@ class _State:
         return bool(optimizer.gradient_accumulation_steps) and not isinstance(self._policy, ModelPolicy)
 
     def update(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
-        """Combine the gradients that Keras has accumulated over the ranks, and apply each round that has ended."""
+        """Combine over the ranks the gradients that Keras has accumulated, and apply each round that has ended."""
         exchange = self._exchange(optimizer)
         assert isinstance(exchange, GradientExchange)
         passes = optimizer.gradient_accumulation_steps
         if not self.averages:
             gradients = [None if gradient is None else gradient * passes for gradient in gradients]
         exchange.apply_combined(gradients, variables, _updating(optimizer))
-        # `apply_combined` has counted the passes of this update for each round. Keras counts them by itself, too.
+        # `apply_combined` has counted this update's passes for each round. Keras counts them again, so subtract them.
         optimizer._iterations.assign_sub(passes)
 
     def end_epoch(self, optimizer: Any) -> None:
-        """Note that all updates of an epoch have been applied, so that another optimizer may follow."""
+        """Note that all updates of an epoch have been applied, so that another optimizer may train."""
         self._progress_of(optimizer).flushed()
 
     def leave(self) -> None:
@@ -530,8 +530,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     The arguments before `sync` are those of `horovod.tensorflow.keras.DistributedOptimizer` (which silently reduces
     nothing on Keras 3), in the order of `horovod.keras.DistributedOptimizer`, which has fewer. The wrapped optimizer
-    works in `model.fit`, with `run_eagerly`, and in your own loops that call `apply`. On TensorFlow `jit_compile=True` raises an error. Saved
-    models contain the unwrapped optimizer: `hvd.load_model` wraps it again.
+    works in `model.fit`, with `run_eagerly`, and in your own loops that call `apply`. On TensorFlow `jit_compile=True`
+    raises an error. Saved models contain the unwrapped optimizer: `hvd.load_model` wraps it again.
 
     With a model policy (`hvd.GroupAverage`, `hvd.PartialReduce`, `hvd.WeightedAverage`) each rank steps with its own
     gradients, then averages its model with others; arguments about gradients do not apply. Let all ranks start from the
@@ -630,7 +630,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         _accumulate(optimizer, backward_passes_per_step)  # this changes the user's optimizer, so all checks come before
     follow_steps(optimizer)
     base = type(optimizer)
-    # All wrappers of one optimizer share its `__dict__`. A slot belongs to one wrapper only.
+    # All wrappers of one optimizer share its `__dict__`. The slot `_horovod` belongs to one wrapper only.
     wrapped: Any = object.__new__(subclass(base, _Methods, _horovod_arguments=repeated, __slots__=("_horovod",)))
     # Without `object`, Keras's own `__setattr__` would track the dictionary like a variable of the optimizer.
     object.__setattr__(wrapped, "__dict__", optimizer.__dict__)
@@ -642,7 +642,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
 
 def _passes_of(optimizer: Any, passes: int) -> int:
-    """Return the number of micro-batches in an update, and let Keras not accumulate: an update is one step for it."""
+    """Return an update's number of micro-batches. Turns off Keras's accumulation: an update is one step for Keras."""
     accumulating = inner(optimizer)
     steps = accumulating.gradient_accumulation_steps
     if passes > 1 and steps not in (None, passes):

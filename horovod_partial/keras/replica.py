@@ -1,4 +1,4 @@
-"""The values that ranks compare of a training with Keras: trained variables, and the variables of the optimizer."""
+"""What ranks compare of a training with Keras: the trained variables, and the variables of the optimizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from horovod_partial.runtime.healing import Array, Key, Replica
 
 
 def replica_of(optimizer: Any) -> Callable[[list[Any]], Replica | None]:
-    """Return a function that makes a replica for the ranks to compare: given variables, and the optimizer's state.
+    """Return a function that makes a replica for ranks to compare: trained variables, and the optimizer's state.
 
     The function takes the variables that the optimizer trains. It returns None if the optimizer no longer exists.
     """
@@ -41,7 +41,7 @@ def variables_of(optimizer: Any) -> list[Any]:
 
 
 class _Replica:
-    """The values that ranks compare of a training. Implements `horovod_partial.runtime.healing.Replica`.
+    """The values of a training that ranks compare. Implements `horovod_partial.runtime.healing.Replica`.
 
     Only for eager code.
     """

@@ -26,8 +26,8 @@ def assert_replicas_equal(model: keras.Model, optimizer: Any = None) -> None:
 
     Raises:
         ValueError: an argument is wrong.
-        AssertionError: replicas differ. Every rank raises it, and the message names the first such variable and the
-            ranks.
+        AssertionError: replicas differ. Every rank raises it, and the message names the first variable that
+            differs, and the ranks where it differs.
     """
     require(isinstance(model, keras.Model), "model", "a keras.Model", model)
     fits = optimizer is None or isinstance(optimizer, keras.optimizers.Optimizer)

@@ -45,7 +45,7 @@ def follow_steps(optimizer: Any) -> None:
     """Let Keras's schedules in an optimizer, and in optimizers within it, follow steps instead of rounds."""
     if not hasattr(optimizer, "_horovod_steps"):
         optimizer._horovod_steps = Steps()
-    # Pass `vars(one)`, because a reference to the optimizer would keep it alive for ever, and so its buckets.
+    # Pass the optimizer's `vars`. A reference to the optimizer would keep it alive for ever, and so its buckets.
     for one in _innermost(optimizer):
         one._get_current_learning_rate = partial(_learning_rate, vars(one), optimizer._horovod_steps)
 
@@ -53,7 +53,7 @@ def follow_steps(optimizer: Any) -> None:
 def _learning_rate(attributes: dict[str, Any], steps: Steps) -> Any:
     """Return an optimizer's learning rate, same as Keras's method, except that schedules count steps and not rounds.
 
-    `attributes` are those of the optimizer, by name.
+    `attributes` are the optimizer's attributes, by name.
     """
     rate = attributes["_learning_rate"]
     if _is_schedule(rate):

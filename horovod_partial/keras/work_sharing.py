@@ -18,7 +18,7 @@ from horovod_partial.runtime.tenure import Tenure
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a bound method, and does not keep its object alive."""
+    """Return a function that calls a bound method, and does not keep the method's object alive."""
     reference = weakref.WeakMethod(method)
 
     def call(*arguments: Any) -> Any:
@@ -46,8 +46,8 @@ class WorkSharingExchange(MicroBatchSharer):
 
     Attributes:
         end: after this many updates no micro-batch begins before the next epoch.
-        is_new: no step has run. The first one may begin this rank's first own micro-batch itself.
-        loaded: the update and the number of the micro-batch whose batch was loaded last; None if nobody says so.
+        is_new: whether no step has run yet. The first step may begin this rank's first own micro-batch itself.
+        loaded: the update and the number of the micro-batch whose batch was loaded last; None if unknown.
     """
 
     _runtime = backend.runtime
@@ -66,7 +66,7 @@ class WorkSharingExchange(MicroBatchSharer):
         self.end = math.inf
         self.is_new = True
         self.loaded: tuple[int, int] | None = None
-        self._absent: list[bool] | None = None  # by variable, whether it gets no gradient; None before the first step
+        self._absent: list[bool] | None = None  # by variable: whether it has no gradient; None before the first step
         self._is_adding = False
         self._gradients = gradients
         self._variables = list(variables)
@@ -74,7 +74,7 @@ class WorkSharingExchange(MicroBatchSharer):
         self._apply = apply
         self._replica_of = replica_of
         self._is_alone = not self.process_set.included() or self._runtime.is_alone(self.process_set)
-        self._only_applies = False  # a flush applies updates, and begins no micro-batch
+        self._only_applies = False  # whether updates are being applied, and no micro-batch may begin
         self._tenure = Tenure(self._runtime)
         self._updater = backend.Updater(
             weakly(self._take),
@@ -94,7 +94,7 @@ class WorkSharingExchange(MicroBatchSharer):
         """Add the gradients of a micro-batch, apply the updates that are complete, and begin the next micro-batch.
 
         Raises:
-            ValueError: the step has trained other variables than the first one, or others have no gradient.
+            ValueError: other variables than in the first step are trained, or have no gradient.
         """
         absent = [gradient is None for gradient in gradients]
         self._absent = absent if self._absent is None else self._absent
@@ -105,7 +105,7 @@ class WorkSharingExchange(MicroBatchSharer):
                 "frozen or unfrozen: call optimizer.flush(), then wrap a new optimizer for what is trained from now on"
             )
         self.thread = threading.get_ident()
-        complete = weakly(self._complete)  # a graph keeps it for ever
+        complete = weakly(self._complete)  # weakly, because a graph keeps the function for ever
         self._updater.train(backend.when_it_runs(complete, *self._gradients.dense(gradients), dtype="bool"))
 
     @property
@@ -162,7 +162,7 @@ class WorkSharingExchange(MicroBatchSharer):
         return self._gradients.results(alone=self._is_alone)
 
     def _apply_results(self, results: list[Any]) -> None:
-        """Apply the gradients of an update. Variables without a gradient are left alone, and are not decayed either."""
+        """Apply the gradients of an update. Variables without a gradient do not change, not even by weight decay."""
         absent = self._absent or [False] * len(results)
         self._apply(
             [None if gone else result for gone, result in zip(absent, results, strict=True)], self._variables, 1.0
@@ -182,7 +182,7 @@ class WorkSharingExchange(MicroBatchSharer):
         finally:
             self._only_applies = False
 
-    # --- Flushes: see `horovod_partial.runtime.appliers.Sharer`
+    # --- Methods for flushes, declared in `horovod_partial.runtime.appliers.Sharer`
 
     @property
     def family(self) -> Family | None:

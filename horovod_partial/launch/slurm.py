@@ -46,7 +46,7 @@ class Task:
 
     @property
     def has_rendezvous(self) -> bool:
-        """Whether this task serves the rendezvous. It need not be rank 0, which `--distribution` may put on any node."""
+        """Whether this task serves the rendezvous. Rank 0 may be elsewhere: `--distribution` may put it on any node."""
         return self.node == self.local_rank == 0
 
 
@@ -78,15 +78,15 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def slots_of(task: Task, hosts: Sequence[str]) -> list[SlotInfo]:
-    """Return the slots that Horovod's own launcher would start on the hosts of a step, which are in the step's order."""
+    """Return the slots that Horovod's own launcher would start on a step's hosts. `hosts` are in the step's order."""
     shares = [HostInfo(host, count) for host, count in zip(hosts, task.tasks, strict=True)]
     return get_host_assignments(shares, sum(task.tasks))
 
 
 def slot_of(task: Task, slots: Sequence[SlotInfo]) -> SlotInfo:
-    """Return the slot of a task. Its rank is Slurm's number, because srun labels output and reports failures by that.
+    """Return the slot of a task. Its rank is Slurm's number, because srun labels output and reports failures by it.
 
-    Horovod itself numbers ranks host by host. Its operations over Gloo do not rely on that, so any distribution of
+    Horovod itself numbers ranks host by host. Its operations over Gloo do not need this order, so any distribution of
     tasks works.
     """
     before = sum(task.tasks[: task.node])
@@ -94,7 +94,7 @@ def slot_of(task: Task, slots: Sequence[SlotInfo]) -> SlotInfo:
 
 
 def ports_of(task: Task) -> list[int]:
-    """Return the ports on which the rendezvous may listen, the same on every task of a step. The first may be in use."""
+    """Return the ports on which the rendezvous may listen, the same on every task of a step. Some may be in use."""
     return random.Random(task.step).sample(PORTS, CANDIDATES)
 
 
@@ -113,7 +113,7 @@ def variables(slot: SlotInfo, address: str, port: int, interface: str, environ: 
 
 
 def seconds_of(environ: Mapping[str, str]) -> int:
-    """Return HOROVOD_GLOO_TIMEOUT_SECONDS (30 if not set): for so many seconds tasks wait for the rendezvous.
+    """Return HOROVOD_GLOO_TIMEOUT_SECONDS (30 if not set): how many seconds tasks wait for the rendezvous.
 
     Raises:
         ValueError: the variable is not a number.
@@ -131,7 +131,7 @@ def run(command: list[str]) -> NoReturn:
         OSError: there is no such program, or the ranks cannot find each other.
         ValueError: this process is not a task of a step, or Horovod was built without Gloo.
     """
-    from horovod_partial import _build_info as built  # the build writes this module
+    from horovod_partial import _build_info as built  # the build writes `_build_info`
 
     if "gloo" not in built.FEATURES:
         raise ValueError("Horovod was built without Gloo; use MPI: `srun --mpi=pmix -n 4 python train.py`")

@@ -111,7 +111,7 @@ class MergingPlan:
 
     def by_rule(self, rule: str, cost: MessageCost) -> MergingPlan:
         """Return the plan that a rule makes from the same times of gradients, with this cost of messages."""
-        # The times grow within a dtype and device. Where they fall, gradients of another dtype or device begin.
+        # Gradients of one dtype and device lie in order of time. Where the times fall, another dtype or device begins.
         breaks = [i for i in range(1, len(self.ready)) if self.ready[i] < self.ready[i - 1]]
         return plan(rule, self.gradients, self.nbytes, self.ready, cost, breaks=breaks, around=self.around)
 
@@ -194,7 +194,7 @@ class MergedGradients:
     """Merges gradients into messages by a plan from measured times (MG-WFBP, INFOCOM'19 and IEEE TPDS 2021).
 
     Merging gradients saves the latency of messages, but nothing is sent while a message waits for its next gradient.
-    During the first steps it measures when backward makes each gradient, and what messages cost, with the same
+    During the first steps ranks measure when backward makes each gradient, and what messages cost, with the same
     collectives as the training. Then rank 0's plan replaces the buckets between two steps, on all ranks.
 
     The paper calls its rule (`"paper"`) optimal. Under the paper's own model it is not: `"exact"` is, at the same cost.

@@ -81,7 +81,7 @@ class StepTimes:
     def __init__(self, names: Sequence[str], rows: Sequence[Sequence[float]]) -> None:
         self._steps: list[float] = []
         self._around: list[float] = []
-        self._behind: dict[str, list[float]] = {}  # for each gradient, its seconds after the step's first one
+        self._behind: dict[str, list[float]] = {}  # for each gradient, its seconds after the step's first gradient
         for (*_, begin), (*moments, end) in itertools.pairwise(rows):
             came = {name: at for name, at in zip(names, moments, strict=True) if not math.isnan(at)}
             if not came:
@@ -196,7 +196,7 @@ class Planner:
                 time.sleep(cycle * (number + 0.5) / (_PROBES + 1))
                 start = time.perf_counter()
                 in_time = probe()
-                if in_time and number > 0:  # in the first round of a bucket all ranks wait for each other
+                if in_time and number > 0:  # not a bucket's first round, in which ranks wait for each other
                     seconds[nbytes].append(time.perf_counter() - start)
         medians = {nbytes: statistics.median(times) for nbytes, times in seconds.items() if times}
         try:

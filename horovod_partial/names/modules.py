@@ -1,4 +1,4 @@
-"""Every module of Horovod's front ends in this package too: programs can import `horovod_partial` instead of `horovod`.
+"""Gives this package every module of Horovod's front ends, so programs can import it in place of `horovod`.
 
     from horovod_partial.torch.elastic.sampler import ElasticSampler
 
@@ -47,7 +47,7 @@ class _Counterpart(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds modules of `horovod_partial` that only Horovod has. Python asks it after all other finders."""
+    """Finds modules that Horovod has and `horovod_partial` has no file for. Python asks it after all other finders."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -29,7 +29,7 @@ def run(program: str, arguments: Sequence[str], *, is_module: bool, settings: Ma
     os.environ.update({PREFIX + name: value for name, value in settings.items()})
     stand_in.install(_tell)
     sys.argv = [program, *arguments]
-    main = sys.modules["__main__"] = ModuleType("__main__")  # the program's module, until the process ends
+    main = sys.modules["__main__"] = ModuleType("__main__")  # stays the program's module until the process ends
     try:
         if is_module:
             sys.path[0] = os.getcwd()

@@ -63,7 +63,7 @@ class _Finder(MetaPathFinder):
     def __init__(self, tell: Callable[[str, list[str]], None]) -> None:
         self._tell = tell
         self._whole: set[str] = set()  # names of our front ends whose import is complete
-        self._replaced: set[str] = set()  # names of Horovod's front ends that have been replaced
+        self._replaced: set[str] = set()  # names of Horovod's modules in whose place ours are imported
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -89,10 +89,10 @@ class _Finder(MetaPathFinder):
                 self._replace(front_end)
 
     def _replace(self, front_end: str) -> None:
-        # Our front end needs Horovod's as an attribute of its package. Python would set that only after this import.
+        # Our front end needs Horovod's as an attribute of its package. Python would set this attribute only later.
         _bind(front_end, sys.modules[front_end])
         importlib.import_module(FRONT_ENDS[front_end])
-        # Our front end imports Horovod's. If that import has led here, another call follows when ours is complete.
+        # Our front end imports Horovod's. If this runs within that import, it runs again when ours is complete.
         if front_end in self._replaced or FRONT_ENDS[front_end] not in self._whole:
             return
         self._replaced.add(front_end)
@@ -110,14 +110,14 @@ def _bind(name: str, module: ModuleType) -> None:
 def _take_place(name: str, of_ours: str) -> list[str]:
     """Replace one of Horovod's modules by one that has the names of ours, too.
 
-    Returns the names that Horovod's module had with another value.
+    Returns the names that Horovod's module has too, but with other values.
     """
     horovods, ours = sys.modules[name], importlib.import_module(of_ours)
     public = getattr(ours, "__all__", [each for each in vars(ours) if not each.startswith("_")])
     has = {each: getattr(ours, each) for each in public if not isinstance(getattr(ours, each), ModuleType)}
     module = ModuleType(name)
     module.__dict__.update(vars(horovods) | has)
-    # `import *` imports the same names as from Horovod's module, because a program may use our further names itself.
+    # `import *` imports the same names as from Horovod's module, because a program may use our additional names itself.
     module.__dict__.setdefault("__all__", [each for each in vars(horovods) if not each.startswith("_")])
     sys.modules[name] = module
     _bind(name, module)

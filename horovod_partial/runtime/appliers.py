@@ -55,10 +55,10 @@ class Applier(Protocol):
 
 
 class Sharer(Applier, Protocol):
-    """An optimizer's exchange under `hvd.WorkSharing`, seen by the runtime: flushes and joins take its work away."""
+    """An optimizer's exchange under `hvd.WorkSharing`, seen by the runtime: flushes and joins interrupt it."""
 
     def leave(self) -> None:
-        """Let other ranks make the begun micro-batch, because this rank is about to flush, to join or to end.
+        """Let other ranks make the micro-batch that this rank has begun, before this rank flushes, joins or ends.
 
         Raises:
             AssertionError: some gradients of the micro-batch exist already.
@@ -71,7 +71,7 @@ class Sharer(Applier, Protocol):
 class Meanwhile:
     """Takes rounds of a thread's optimizers while the thread waits for something else.
 
-    Rounds are taken only when `replay_limit - 1` have been missed. If more were missed, the core would add results up.
+    Rounds are taken only when `replay_limit - 1` have been missed, because the core adds results up if more are missed.
     """
 
     def __init__(self, library: str, appliers: Sequence[Applier]) -> None:

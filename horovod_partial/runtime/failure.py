@@ -50,13 +50,13 @@ def watch() -> None:
     """Begin to watch how this process ends. A second call does nothing."""
     sys.excepthook = _noticing(sys.excepthook)
     sys.exit = _noticed(sys.exit)
-    quitter: Any = type(getattr(builtins, "exit", None))  # the class of `exit` and `quit`, if there are such
+    quitter: Any = type(getattr(builtins, "exit", None))  # the class of `exit` and `quit`, if Python has them
     if quitter.__name__ == "Quitter":
         quitter.__call__ = _noticed(quitter.__call__)
 
 
 def ends(exception: BaseException) -> None:
-    """Note that an exception ends the process by a failure. Exit handlers tell other ranks its text."""
+    """Note that an exception ends the process by a failure. Exit handlers send a text about it to other ranks."""
     global _failure
     _failure = describe(exception)
 

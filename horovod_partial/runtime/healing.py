@@ -1,7 +1,7 @@
 """Healing: replicas are compared after each flush, and those that differ get the values of one rank.
 
-After a flush its ranks exchange hashes, and values if they must. These messages travel in rounds of two buckets, because
-rounds leave out ranks that have ended or joined. All ranks get the same facts, so all decide alike.
+After a flush, ranks exchange hashes of their replicas, and values if hashes differ. These travel in rounds of two
+buckets, because rounds leave out ranks that have ended or joined. All ranks get the same facts, so all decide alike.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from horovod_partial.runtime import bucket_config
 from horovod_partial.settings import settings
 
 _INT32 = 4  # Horovod's number for the type int32
-_FAMILIES = 32  # one round carries facts about so many families; further families take further rounds
+_FAMILIES = 32  # one round carries facts about this many families; more families take more rounds
 _WORDS = 8  # 32-bit words that hold the facts of one rank about one family
 _CHUNK = 1 << 18  # how many 32-bit words of a replica's values travel in one round
-_LENGTH = 8  # before a replica's data, so many bytes tell its length
-_COLUMNS = 1024  # of a large tensor, this many sums of its words are hashed
+_LENGTH = 8  # this many bytes before a replica's data tell the length of the data
+_COLUMNS = 1024  # a large tensor is hashed by this many sums of its words
 
-PREFIX = "horovod_partial."  # the names of internal buckets begin so; statistics do not show these
-# The names of the two buckets. Both must begin with kOfFlushes of cpp/core/rounds/message.h.
+PREFIX = "horovod_partial."  # the names of internal buckets begin with this; statistics leave these buckets out
+# The names of the two buckets that compare replicas. Both must begin with kOfFlushes of cpp/core/rounds/message.h.
 FACTS, VALUES = f"{PREFIX}replicas.facts", f"{PREFIX}replicas.values"
 
 Array = npt.NDArray[Any]
-Key = tuple[str, Any, str]  # identifies a value of a replica: kind ("parameter", "state", ...), owner, name there
+Key = tuple[str, Any, str]  # identifies a value of a replica: kind (such as "state"), parameter or group, name
 
 
 class Replica(Protocol):
@@ -84,7 +84,7 @@ class Facts(NamedTuple):
 
 
 def digest(arrays: Mapping[Key, Array]) -> int:
-    """Return a hash of 32 bits of a replica's tensors. Of large tensors, sums of words are hashed: that is quicker."""
+    """Return a 32-bit hash of a replica's tensors. For large tensors it hashes sums of words, which is quicker."""
     state = _new_hash()
     for key in sorted(arrays, key=str):
         array = arrays[key]
@@ -117,7 +117,7 @@ def _facts_of(trained: Trained, replica: Replica) -> Facts:
 def parted(by_rank: Mapping[int, Sequence[Facts]]) -> dict[int, dict[int, Facts]]:
     """Find the families whose replicas differ between ranks that have taken equally many rounds.
 
-    Returns a dictionary for each such family, under the hash of its name: the facts of these ranks, by rank.
+    Returns a dictionary for each of these families, by the hash of the family's name: the ranks' facts, by rank.
     """
     groups: dict[tuple[int, int], dict[int, Facts]] = {}
     for rank, facts in sorted(by_rank.items()):
@@ -148,7 +148,7 @@ class _TooLateError(Exception):
 
 
 class Posted(NamedTuple):
-    """A sum over the ranks that has begun. `values` is the contribution, and becomes the result."""
+    """A sum over the ranks that has begun. `values` has this rank's contribution, and later the result."""
 
     handle: _attach.Handle
     values: Array
@@ -162,7 +162,7 @@ _in_flight_lock = threading.Lock()
 class Meeting:
     """The exchange of messages in which the ranks of a process set compare their replicas.
 
-    Only the thread that flushes uses this object. Its two buckets exist as long as the process set.
+    Only the thread that flushes compares replicas. The two buckets for it exist as long as the process set.
 
     Args:
         submit: `Runtime.submit` for the process set.
@@ -250,7 +250,7 @@ class Meeting:
         return everything
 
     def send(self, data: bytes | None, source: int) -> bytes | None:
-        """Send the bytes of rank `source` to all ranks. Returns them, or None if that rank did not come."""
+        """Send the bytes of rank `source` to all ranks. Returns the bytes, or None if `source` did not take part."""
         framed = None if data is None else len(data).to_bytes(_LENGTH, "little") + data
         received = bytearray()
         size = _LENGTH  # how many bytes to receive: the first round tells the length of the data
@@ -284,7 +284,7 @@ class Introduction:
         if self._start is None or not self._start.handle.poll():
             return
         start, self._start = self._start, None
-        self._meeting.come()  # a gradient hook in another thread may have begun the sum that this thread takes
+        self._meeting.come()  # another thread, in a gradient hook, may have begun the sum that this thread ends
         try:
             digests, members = self._meeting.result(start)
         except _TooLateError:

@@ -32,7 +32,7 @@ class _Offer(NamedTuple):
 def begin(rank: int, size: int, gather: Gather) -> _attach.Monitor | None:
     """Begin to watch the other ranks (on rank 0), or rank 0 (on the others), by heartbeats. All ranks must call this.
 
-    They are watched until the returned monitor is dropped.
+    Ranks are watched until the returned monitor is dropped.
 
     Args:
         rank: this rank.

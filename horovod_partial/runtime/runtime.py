@@ -1,4 +1,4 @@
-"""Attaches to a framework's Horovod, and ends in good order.
+"""Attaches to a framework's Horovod, and ends jobs in good order.
 
 There is one `Runtime` for each framework in the process. It attaches the core to Horovod's library, and owns the life
 cycle: the handshake after `init`, the flush before `shutdown`, and the exit handler.
@@ -34,7 +34,7 @@ from horovod_partial.settings import adopt, settings, shared
 
 HANDLE = Any  # an `_attach.Handle`
 
-_POLL_SECONDS = 1e-3  # how often a wait asks whether it is over; Horovod's own waits poll as often
+_POLL_SECONDS = 1e-3  # the time between two polls of a wait, same as in Horovod's own waits
 
 
 class Runtime:
@@ -67,7 +67,7 @@ class Runtime:
         self._appliers_lock = threading.Lock()
         self._monitor: _attach.Monitor | None = None  # sends heartbeats; None if there are none
         self.records = False  # whether a recording of this rank has ever begun
-        # What compares replicas after a flush, by process set. Guarded by _meetings_lock.
+        # The objects that compare replicas after a flush, by process set. Guarded by _meetings_lock.
         self._meetings: dict[int, healing.Meeting] = {}
         self._has_met = Tenure(self)  # the generation of Horovod in which the objects in `_meetings` were made
         self._meetings_lock = threading.Lock()
@@ -271,7 +271,7 @@ class Runtime:
         self._process_sets.add(process_set)
 
     def _begin(self) -> bool:
-        """Set the log's rank and register the exit handler, if this generation of Horovod is new. Returns whether it is."""
+        """In a new generation of Horovod, set the log's rank, register the exit handler, and return True."""
         is_new = self._begun.enter()
         if is_new:
             log.set_rank(self._mpi_ops.rank())
@@ -300,7 +300,7 @@ class Runtime:
         return self._guarded(_attach.submit, self._library, process_set, name, config, source, target, work, stream)
 
     def own(self, owner: _attach.Owner, process_set: int, names: Iterable[str]) -> None:
-        """Tie buckets to an owner. When the owners of all ranks are gone, the buckets end on all ranks together."""
+        """Let buckets live as long as `owner`. When the owners of all ranks are gone, the buckets end on all ranks."""
         for name in names:
             self._guarded(owner.own, self._library, process_set, name)
 
@@ -337,7 +337,7 @@ class Runtime:
         self._guarded(_attach.return_micro_batch, self._library, process_set, name)
 
     def wait(self, handle: HANDLE) -> None:
-        """Block until the arrival's result is there. Rounds of this thread's optimizers are taken meanwhile."""
+        """Block until the result of an arrival is there. Rounds of this thread's optimizers are taken meanwhile."""
         if handle.poll():
             self._guarded(handle.wait, ())
             return
@@ -388,7 +388,7 @@ class Runtime:
             meanwhile.end()
 
     def collect(self, process_set: int, name: str, target: int, *, to_host: bool = False) -> HANDLE | None:
-        """Begin to write the results of a bucket that this rank has missed to memory, without an arrival.
+        """Begin to write this rank's missed results of a bucket to memory. Needs no arrival at the bucket.
 
         `target` is an address on the bucket's device, or on the host with `to_host`. Returns a handle to wait with, or
         None if this rank has missed nothing.
@@ -403,7 +403,7 @@ class Runtime:
     def lost(self, process_set: int, names: Sequence[str]) -> int:
         """Return how many rounds of a family this rank could not take one by one.
 
-        Such rounds were added up, forgotten, or missed in a join.
+        The results of these rounds were added up or forgotten, or the rank missed the rounds in a join.
         """
         return self._guarded(_attach.lost, self._library, process_set, names)
 
@@ -531,7 +531,7 @@ class Runtime:
             replicas = [(applier.family, applier.replica) for applier in appliers]
             healing.compare(meeting, [(f, replica) for f, replica in replicas if f is not None and replica is not None])
         for sharer in returning:
-            if sharer not in here:  # in other process sets, begin again only now: they have other ranks
+            if sharer not in here:  # in other process sets, which have other ranks, begin again only now
                 sharer.come_back()
 
     def _sharers(self) -> list[Sharer]:

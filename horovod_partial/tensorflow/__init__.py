@@ -13,7 +13,7 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow import *
 from horovod.tensorflow import Adasum, Average, Max, Min, Product, Sum  # noqa: F401
 
-import horovod_partial.tensorflow.elastic as elastic  # noqa: PLR0402 (`from` would find Horovod's, which is bound by now)
+import horovod_partial.tensorflow.elastic as elastic  # noqa: PLR0402 (the `from` form would import Horovod's `elastic`)
 from horovod_partial import policies
 from horovod_partial.balancing import BalancedBatchSampler
 from horovod_partial.merging import MergedGradients
@@ -58,5 +58,5 @@ __all__ = [
 ]
 __all__ += policies.__all__
 modules.bind(sys.modules[__name__], horovod.tensorflow)
-# All of Horovod's public names too, so that `import *` gives a superset as well.
+# Export Horovod's public names too, so that `import *` gives at least what it gives with `horovod.tensorflow`.
 __all__.extend(name for name in dir(horovod.tensorflow) if not name.startswith("_") and name not in __all__)

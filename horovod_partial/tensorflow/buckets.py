@@ -56,7 +56,7 @@ def on_device_of(family: Sequence[Arrived]) -> AbstractContextManager[None]:
 
 
 def memory_of(family: Sequence[Arrived]) -> list[tf.Tensor]:
-    """Return the results of a step's arrivals, as memory for the results of rounds. Nothing else uses it."""
+    """Return the result tensors of a step's arrivals. Rounds write their results to them. Nothing else uses them."""
     return [result for bucket in family for result in bucket.results]
 
 

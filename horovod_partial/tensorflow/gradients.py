@@ -43,7 +43,7 @@ class GradientExchange(gradients.GradientExchange):
 
     def __init__(self, name: str, sync: Policy | SharedUpdates, arguments: dict[str, Any], **options: Any) -> None:
         super().__init__(name, sync, arguments, **options)
-        # For each bucket, its variables and their gradients. Empty with merging.
+        # For each bucket by name, its variables, each with a description of its gradient. Empty with `merging`.
         self._buckets: dict[str, list[tuple[Any, Member]]] = {}
         self._merged: dict[str, tuple[Merging, list[Any]]] = {}
 
@@ -65,12 +65,12 @@ class GradientExchange(gradients.GradientExchange):
             groups = [[native(variable) for variable in group] for group in groups]
         if self._owner is not None and not tf.executing_eagerly():
             # Horovod names reductions after tensors, whose names contain the numbers of Keras's layers. Without this
-            # scope these names would differ on a rank that has made another model before, and it would wait for ever.
+            # name scope these would differ on a rank that has made another model before, and ranks would wait for ever.
             with tf.name_scope(f"{self.name}/"):
                 gradients = [
                     tf.nest.map_structure(tf.identity, gradient, expand_composites=True) for gradient in gradients
                 ]
-        # Horovod caches the function that this returns, so calling this in each step costs little.
+        # Horovod caches the reducing function, so making it in each step costs little.
         reduce = _make_allreduce_grads_fn(
             self.name,
             arguments["device_dense"],
@@ -101,7 +101,7 @@ class GradientExchange(gradients.GradientExchange):
         for gradient, variable in zip(gradients, variables, strict=True):
             dense = self._dense(gradient, variable)
             wire, restore = _compressed(dense, self._arguments["compression"])
-            if self.unscaled and wire.dtype == tf.float16:  # without the loss scale, small gradients would be 0
+            if self.unscaled and wire.dtype == tf.float16:  # unscaled gradients may be too small for float16
                 warn_of_float32()
                 wire, restore = tf.cast(dense, tf.float32), partial(tf.cast, dtype=dense.dtype)
             wires.append(wire)
@@ -233,7 +233,7 @@ class StepApplier(gradients.StepApplier):
             with tf.device(None):  # TensorFlow chooses the device of variables' updates
                 update = lambda: self._apply(results, self._variables, self.steps_of(count))
                 tf.cond(count > 0, lambda: done(update), nothing)
-            # TensorFlow orders side effects only within an iteration. `has_round` begins the next one, so it comes last.
+            # TensorFlow orders side effects only within a loop's iteration. `has_round` begins the next: run it last.
             before = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
             with tf.control_dependencies(before):
                 return [has_round(self.process_set, self._buckets), *memory]
@@ -243,12 +243,12 @@ class StepApplier(gradients.StepApplier):
 
 
 def nothing() -> tf.Tensor:
-    """Apply nothing: a branch of `tf.cond`."""
+    """Apply nothing: the branch of `tf.cond` where there is no round or gradient to apply."""
     return tf.constant(0)
 
 
 def done(apply: Callable[[], None]) -> tf.Tensor:
-    """Apply the gradients of a round: a branch of `tf.cond`."""
+    """Apply the gradients of a round: the branch of `tf.cond` where there are gradients."""
     apply()
     return tf.constant(1)
 

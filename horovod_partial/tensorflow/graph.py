@@ -26,7 +26,7 @@ runtime = Runtime("tensorflow", tf.__version__, mpi_ops, _LIBRARY, waits_are_tol
 
 _OPERATIONS = str(Path(__file__).resolve().parent.parent / "_tensorflow_ops.so")
 graph_operations = tf.load_op_library(_OPERATIONS)
-library = ctypes.CDLL(_OPERATIONS)  # its C functions run without Python's lock, and do not throw
+library = ctypes.CDLL(_OPERATIONS)  # ctypes calls the library's C functions without Python's lock; they do not throw
 library.horovod_partial_set_library(_LIBRARY.encode())
 library.horovod_partial_has_gpu_kernels.restype = ctypes.c_bool
 
@@ -90,7 +90,7 @@ def bucket_resource(name: str) -> tf.Tensor:
     while isinstance(graph, (CondBranchFuncGraph, WhileBodyFuncGraph)):
         graph = graph.outer_graph
     buckets = graph.get_collection_ref(f"horovod_partial/{name}")
-    for bucket in buckets:  # a graph's collection also has the resources of the function around it
+    for bucket in buckets:  # a graph's collection of buckets also holds those of the function around it
         if bucket.graph is graph:
             return bucket
     with graph.as_default():
@@ -168,7 +168,7 @@ def _destination(process_set: ProcessSet, spec: _core.BucketSpec) -> dict[str, A
     """Return the attributes of an operation that name the process set and the specification of its bucket."""
     runtime.use(process_set.process_set_id)
     refuse_xla()
-    # Look up the setting only now, because `init` may have taken it from rank 0.
+    # Look up `HOROVOD_PARTIAL_EXPERIMENTAL_GPU` only now, because `init` may have taken it from rank 0.
     refusal = gpu_refusal("TensorFlow's tensors", _ADVICE, mpi_ops, experimental=True)
     library.horovod_partial_refuse_gpus(refusal.encode())
     return {"process_set": process_set.process_set_id, "size": runtime.size_of(process_set), "spec": spec.encode()}
@@ -208,7 +208,7 @@ def arrive_merged(
             results.append(result)
             infos.append(_round_info(*info))
             numbers.append(info[0])
-    # Take `empty` from the stacked numbers. So the graph can drop the operations that unpack single numbers, if unused.
+    # Slice the field `empty` out of a stack of all fields, so that the graph may drop operations that unpack fields.
     return results, infos, tf.stack(numbers)[:, RoundInfo._fields.index("empty")]
 
 

@@ -24,7 +24,7 @@ from horovod_partial.tensorflow.operations import reduce_models
 
 # All `Merging` objects by name. Graphs only know the name.
 _made: weakref.WeakValueDictionary[str, Merging] = weakref.WeakValueDictionary()
-# The `Merging` objects of tapes. This keeps them alive, because programs make a new tape in each step.
+# The `Merging` objects of tapes. This dictionary keeps them alive, because programs make a new tape in each step.
 _of_tapes: dict[str, Merging] = {}
 
 
@@ -93,7 +93,7 @@ class Merging(FusedTraining):
         super().__init__(name, options, process_set, gradients, messages)
 
     def collect(self) -> list[tuple[int, tf.Tensor]]:
-        """Return the sums of the gradients that this rank has missed, each after its position in the step.
+        """Return the sums of the gradients that this rank has missed, as pairs of a position in the step and a sum.
 
         Only for eager code, after a flush.
         """
@@ -135,12 +135,12 @@ class Merging(FusedTraining):
         with tf.control_dependencies(before):
             due = step_ended(self.name)
 
-        # TensorFlow keeps functions of `py_function` for ever. This weak reference does not keep the object alive.
+        # TensorFlow keeps functions of `py_function` for ever, so such a function refers weakly to this `Merging`.
         reference = weakref.ref(self)
 
         def run_plan(*results: tf.Tensor) -> list[tf.Tensor]:
             merging = reference()
-            assert merging is not None  # the step's optimizer or tape keeps the object alive
+            assert merging is not None  # the step's optimizer or tape keeps the `Merging` alive
             return merging._plan(*results)
 
         def plan() -> list[tf.Tensor]:
@@ -153,8 +153,8 @@ class Merging(FusedTraining):
         return results, _with_empty(infos, empty)
 
     def _reduce_now(self, tensors: Sequence[tf.Tensor], spec: _core.BucketSpec) -> tuple[list[Any], list[Any]]:
-        # An operation for each gradient would wait for ever in eager code, where the next operation begins after it. So
-        # reduce whole messages.
+        # In eager code an operation must end before the next one begins. So operations for single gradients would wait
+        # for ever: reduce whole messages.
         runtime.enter(self._steps, self.process_set.process_set_id)
         self._steps.record_all_gradients()
         self.forget_an_old_plan()

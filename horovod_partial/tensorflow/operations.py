@@ -32,7 +32,7 @@ def init(*args: Any, **kwargs: Any) -> None:
 
 
 def shutdown() -> None:
-    """Wait until every rank calls this and all late contributions are delivered; then `horovod.tensorflow.shutdown`.
+    """Wait until every rank calls this and late contributions are delivered; then call `horovod.tensorflow.shutdown`.
 
     This does not wait while an exception is being handled, unless the exception is an exit with status 0. A program that
     never calls this waits and delivers at exit.

@@ -39,7 +39,7 @@ class _Methods:
 
     def gradient(self, target: Any, sources: Any, *args: Any, use_generic_names: bool = False, **kwargs: Any) -> Any:
         """Return the gradients of `tf.GradientTape.gradient`, combined over the ranks."""
-        del use_generic_names  # Horovod has this argument; names do not depend on it here
+        del use_generic_names  # an argument of Horovod's tape; no name depends on it here
         flat = tf.nest.flatten(sources)
         local = self._base.gradient(self, target, [native(source) for source in flat], *args, **kwargs)
         gradients, _ = self._exchange(local, flat)
@@ -128,7 +128,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     check_kinds(arguments)
     check_gradient_arguments(arguments)
     warn_of_sums(policy)
-    # All wrappers of one tape share its `__dict__`. A slot belongs to one wrapper only.
+    # All wrappers of one tape share its `__dict__`. The slot `_exchange` belongs to one wrapper only.
     tape: Any = object.__new__(subclass(type(gradtape), _Methods, __slots__=("_exchange",)))
     tape.__dict__ = gradtape.__dict__
     # Programs make a new tape in each step, so all tapes have one name. Buckets are named after their variables, too.

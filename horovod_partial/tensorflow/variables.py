@@ -13,7 +13,7 @@ from horovod_partial.exchange import replicas
 from horovod_partial.tensorflow.graph import native, runtime
 from horovod_partial.tensorflow.operations import check_initialized
 
-# Dtypes that Horovod 0.28.1 cannot broadcast, each with the dtype as which its bits travel.
+# Dtypes that Horovod 0.28.1 cannot broadcast, each with the integer dtype in which its bits travel.
 _BITS = {tf.bfloat16: tf.int16, tf.uint32: tf.int32, tf.uint64: tf.int64}
 
 
@@ -43,7 +43,7 @@ def broadcast_variables(
     natives = [native(variable) for variable in variables]
     if not tf.executing_eagerly():
         return _in_place(natives, root_rank, process_set) if inplace else _by_copies(natives, root_rank, process_set)
-    runtime.flush(process_set.process_set_id, compares=False)  # late gradients belong to the old values
+    runtime.flush(process_set.process_set_id, compares=False)  # deliver late gradients, which belong to the old values
     kinds = [f"{variable.dtype.name} {tuple(variable.shape)}" for variable in natives]
     ranks = range(mpi_ops.size()) if process_set.ranks is None else process_set.ranks
     replicas.check_alike(kinds, lambda data: gather_bytes(data, "broadcast_variables.kinds", process_set), ranks)

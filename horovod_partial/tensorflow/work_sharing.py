@@ -18,7 +18,7 @@ from horovod_partial.runtime import bucket_config
 from horovod_partial.tensorflow.gradients import GradientExchange, done, nothing
 from horovod_partial.tensorflow.graph import refuse_xla, wire_dtype
 
-_TYPES = {"float16": 6, "float32": 7, "float64": 8}  # Horovod's numbers
+_TYPES = {"float16": 6, "float32": 7, "float64": 8}  # the numbers that Horovod's core gives dtypes
 
 
 class _Bucket:
@@ -29,7 +29,7 @@ class _Bucket:
         positions: the positions of its gradients among those of a step.
         sum: the sum of the gradients of the micro-batches made in the open update; afterwards the update's gradients.
         wire: the memory that travels; the same as `sum` unless another type travels.
-        handle: the last arrival, which keeps the memory's reduction; None before the first one of an update.
+        handle: the last arrival in the open update; None before the first one.
         made: micro-batches of the open update that the sum contains.
     """
 
@@ -61,7 +61,7 @@ class SharedGradients(GradientExchange):
         for variable in variables:
             dtype = wire_dtype(tf.as_dtype(variable.dtype))
             travels = compress(tf.zeros([0], dtype))[0].dtype
-            # With a loss scale, small gradients would be 0 in half precision.
+            # With a loss scale gradients travel unscaled, and small ones would be 0 in half precision.
             kinds.append((dtype.name, "float32" if self.unscaled and travels == tf.float16 else travels.name))
         self._variables = variables
         name = self._step_name(variables, [wire for _, wire in kinds])
@@ -108,7 +108,7 @@ class SharedGradients(GradientExchange):
         """Add the gradients of a micro-batch, and arrive with the sum. The bucket that keeps the grants comes last."""
         for bucket in reversed(self._buckets_of_sum):
             if bucket.handle is not None and bucket.handle.poll():
-                self.runtime.wait(bucket.handle)  # raises: no update completes without this micro-batch
+                self.runtime.wait(bucket.handle)  # raises the arrival's error: no update ends without this micro-batch
             for view, position in zip(bucket.views, bucket.positions, strict=True):
                 gradient = gradients[position].numpy()
                 if bucket.made:
@@ -137,7 +137,7 @@ class SharedGradients(GradientExchange):
         return True
 
     def results(self, *, alone: bool) -> list[npt.NDArray[Any]]:
-        """Return copies of the gradients of the update that was taken; alone, those of this rank."""
+        """Return copies of the gradients of the update that was taken. `alone`: there are no other ranks."""
         factor = self._options["prescale_factor"] * self._options["postscale_factor"] if alone else 1.0
         results: list[Any] = [None] * len(self._variables)
         for bucket in self._buckets_of_sum:
@@ -165,7 +165,7 @@ class Updater(work_sharing.Updater):
             self._in_flush = tf.function(lambda there: self._in_training(there), autograph=False)
 
     def train(self, must_apply: tf.Tensor | bool) -> None:
-        """Apply updates until there is none left, at the end of a step; first asks whether there is one."""
+        """Apply updates until there is none left, at the end of a step. `must_apply` says whether there is one now."""
         self._in_training(tf.convert_to_tensor(must_apply))
 
     def flush(self) -> None:
@@ -187,7 +187,7 @@ class Updater(work_sharing.Updater):
             for result, (_dtype, shape) in zip(results, self._kinds, strict=True):
                 result.set_shape(shape)
             tf.cond(there, lambda: done(lambda: self.apply(results)), nothing)
-            # TensorFlow orders side effects only within an iteration. This answer begins the next, so it comes last.
+            # TensorFlow orders side effects only within an iteration of the loop. `more` begins the next: run it last.
             before = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
             with tf.control_dependencies(before):
                 return [tf.ensure_shape(tf.py_function(more, [], tf.bool), [])]

@@ -14,7 +14,7 @@ from horovod.torch import Adasum, Average, Max, Min, Product, Sum  # noqa: F401
 from horovod.torch.compression import Compression as Compression
 from horovod.torch.mpi_ops import HorovodInternalError as HorovodInternalError
 
-import horovod_partial.torch.elastic as elastic  # noqa: PLR0402 (`from` would find Horovod's, which is bound by now)
+import horovod_partial.torch.elastic as elastic  # noqa: PLR0402 (the `from` form would import Horovod's `elastic`)
 from horovod_partial import policies
 from horovod_partial.balancing import BalancedBatchSampler
 from horovod_partial.merging import MergedGradients
@@ -81,5 +81,5 @@ __all__ = [
 ]
 __all__ += policies.__all__
 modules.bind(sys.modules[__name__], horovod.torch)
-# All of Horovod's public names too, so that `import *` gives a superset as well.
+# Export Horovod's public names too, so that `import *` gives at least what it gives with `horovod.torch`.
 __all__.extend(name for name in dir(horovod.torch) if not name.startswith("_") and name not in __all__)

@@ -36,7 +36,7 @@ class ParametersAhead:
     @contextmanager
     def in_place_of(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
         """Context in which the parameters have the values of their copies. Autograd sees no change."""
-        # The program may wait in inference mode, no_grad or autocast. The copies are used after it, so leave all three.
+        # The program may wait in inference mode, no_grad or autocast. The copies outlive that mode, so leave all three.
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
@@ -59,8 +59,8 @@ class ParametersAhead:
     def become_the_model(self) -> int:
         """Copy the parameters' copies to the model, and drop them.
 
-        If the program has written the model meanwhile, the change of each copy is added to the program's values, and the
-        result depends on rounding. Returns `rounds` in this case, otherwise 0.
+        If the program has changed the model meanwhile, the change of each copy is added to the program's values, and
+        the result depends on rounding. Returns how many rounds the copies contained in this case, otherwise 0.
         """
         ahead, rounds = self._ahead, self.rounds
         self.forget()

@@ -72,11 +72,11 @@ class GradientBucket:
         self.missing = set(self.parameters)
         self.handle: PartialHandle | None = None
         self.empty = False  # whether there is no result, because no rank gave a gradient
-        self.wire = self.flat  # the compressed tensor that travels
+        self.wire = self.flat  # what Horovod reduces: `flat`, or a compressed copy
         self._sparse: set[torch.nn.Parameter] = set()
         self._streams: set[torch.cuda.Stream] = set()  # the CUDA streams on which gradients were put into the bucket
         self._context: Any = None
-        self._version = 0  # PyTorch's version of the flat tensor when it began to travel
+        self._version = 0  # PyTorch's version counter of the flat tensor at the arrival
 
     def views_of(self, flat: torch.Tensor) -> dict[torch.nn.Parameter, torch.Tensor]:
         """Return each parameter's part of a flat tensor, as a view with the parameter's shape."""
@@ -97,7 +97,7 @@ class GradientBucket:
         elif gradient.is_sparse:
             view.copy_(gradient.detach().to_dense())
         elif gradient.data_ptr() != view.data_ptr():
-            view.copy_(gradient.detach())  # the view must not get the gradient's graph, if `create_graph=True`
+            view.copy_(gradient.detach())  # a gradient has a graph of its own if `create_graph=True`; leave it out
 
     def take(self, parameter: torch.nn.Parameter) -> bool:
         """Move a parameter's `grad` into the bucket; a missing one counts as zeros. Returns whether the bucket is complete."""
@@ -115,7 +115,7 @@ class GradientBucket:
         Raises:
             ValueError: the compression changes more than the dtype.
         """
-        for stream in self._streams:  # gradient hooks ran on the CUDA streams of the forward pass
+        for stream in self._streams:  # wait for the forward pass's CUDA streams, which copied gradients
             torch.cuda.current_stream(self.flat.device).wait_stream(stream)
         self._streams.clear()
         if scale != 1.0:
@@ -146,7 +146,7 @@ class GradientBucket:
         return self.flat._version == self._version
 
     def unpack(self) -> None:
-        """Copy the result of a round from the tensor that travels to the views, if they are not the same memory."""
+        """Copy the result of a round from the tensor that travels to the flat one, if these are not the same."""
         if self.wire.data_ptr() != self.flat.data_ptr():
             self.flat.copy_(self.compression.decompress(self.wire, self._context))
 
@@ -161,7 +161,7 @@ class GradientBucket:
         return all(p.grad is None or p.grad is view or p.grad.is_sparse for p, view in self.views.items())
 
     def holds(self, seen: torch.Tensor) -> bool:
-        """Return whether the bucket's gradients equal an earlier copy, bit for bit. (NaN never equals itself.)"""
+        """Return whether the bucket's gradients equal an earlier copy, bit for bit, so that NaN equals NaN."""
         return torch.equal(self.flat.view(torch.uint8), seen.view(torch.uint8))
 
     @property

@@ -35,11 +35,11 @@ class DynamicShardingSampler(Sampler[list[int]]):
     The last update of an epoch is as large as the others. It is filled with the first samples of the epoch, same as in
     `DistributedSampler`. With `drop_last` it is left out if it is not full.
 
-    The sampler may be saved within an epoch, together with the model: between two steps, or in a round hook. After
-    loading it goes on with the first update that has not been applied. Do not flush before, because a flush closes the open update. If the
-    number of ranks changes, for example in an elastic job, updates are larger or smaller from there on. Each sample
-    still comes once, but updates consist of other samples than they would have. `hvd.elastic.TorchState(...,
-    sampler=sampler)` commits and restores it.
+    The sampler may be saved within an epoch, together with the model: between two steps, or in a round hook. Do not
+    flush before, because a flush closes the open update. A loaded sampler goes on with the first update that has not
+    been applied. If the number of ranks changes (in an elastic job), updates are larger or smaller from there on. Each
+    sample still comes once, but updates consist of other samples than with the old number of ranks.
+    `hvd.elastic.TorchState(..., sampler=sampler)` commits and restores the sampler.
 
     Args:
         dataset: a map-style dataset, or its number of samples.
@@ -83,10 +83,10 @@ class DynamicShardingSampler(Sampler[list[int]]):
         self.drop_last = drop_last
         self.process_set = process_set
         self._next_epoch = 0
-        self._place = Place(0)  # where the next loop begins; only used while `_pass` is None
+        self._place = Place(0)  # where in the data the next loop begins; unused while `_pass` is set
         self._cached: Plan | None = None
-        self._pass: _Pass | None = None  # the pass from which a loop took its batches last
-        self._handed_out: deque[tuple[int, int]] = deque()  # (update, number) of what the last iteration has yielded
+        self._pass: _Pass | None = None  # the pass (an epoch, or its rest) from which a loop took its last batch
+        self._handed_out: deque[tuple[int, int]] = deque()  # (update, micro-batch) of each list that `__iter__` yielded
 
     def _order(self, epoch: int) -> Any:
         if not self.shuffle:
@@ -202,7 +202,7 @@ class _Pass:
         self._optimizer = weakref.ref(optimizer)
         self._tenure = Tenure(runtime)
         self._tenure.enter()
-        self._made = 0  # the last known number of updates that this rank has applied in the pass
+        self._made = 0  # updates of the pass (an epoch, or its rest) that this rank had applied when last asked
         sampler._pass = sampler._pass or self
 
     @property
@@ -229,7 +229,7 @@ class _Pass:
 
 
 class _Batches:
-    """Loads the batches of an epoch. The loader's workers load this rank's own batches in order; this process others."""
+    """Loads an epoch's batches. The loader's workers load this rank's own, in order; this process loads all others."""
 
     def __init__(self, current: _Pass) -> None:
         self._plan = current.plan
@@ -252,7 +252,7 @@ class _Batches:
 
     def _load(self, indices: Sequence[int]) -> Any:
         loader, dataset = self._loader, self._loader.dataset
-        fetch = getattr(dataset, "__getitems__", None)  # the workers of a DataLoader prefer this method, too
+        fetch = getattr(dataset, "__getitems__", None)  # a DataLoader's workers prefer `__getitems__` to indexing, too
         batch = loader.collate_fn(fetch(indices) if fetch else [dataset[index] for index in indices])
         pins = loader.pin_memory and torch.cuda.is_available()
         return pin_memory(batch) if pins else batch  # type: ignore[no-untyped-call]
@@ -271,11 +271,11 @@ class _Timeline:
     def __init__(self) -> None:
         self.passes: deque[_Pass] = deque()
         self.loop: object = None
-        self._end = 0  # the optimizer's `rounds` at which the last pass ends
+        self._end = 0  # the optimizer's `rounds` at which the newest pass (an epoch, or its rest) ends
         self._tenure = Tenure(runtime)
 
     def begin(self, loader: DataLoader[Any], optimizer: Any) -> object:
-        """Queue an epoch, or the rest of one, behind those that are not over. Returns a token that marks its loop."""
+        """Queue an epoch, or the rest of one, behind those that are not over. Returns an object for its loop."""
         if self._tenure.enter():
             self.passes.clear()
             self._end = optimizer.rounds
@@ -358,11 +358,11 @@ class DynamicShardingLoader:
         try:
             while timeline.passes:
                 current = timeline.passes[0]
-                current.sampler._pass = current  # from now on the sampler's place in the data is that of this pass
+                current.sampler._pass = current  # the sampler's `state_dict` says the place of this pass now
                 yield from self._batches(current)
                 timeline.passes.popleft()
         finally:
-            if timeline.loop is loop:  # a newer loop keeps the micro-batch that it has begun
+            if timeline.loop is loop:  # give the micro-batch back, unless a newer loop has begun it
                 self._optimizer._exchange.give_back()
 
     def _batches(self, current: _Pass) -> Iterator[Any]:

@@ -15,16 +15,16 @@ from horovod_partial.torch.operations import runtime
 __all__ = ["ElasticSampler", "TorchState", "run"]
 __path__: list[str] = []  # makes this module a package, same as Horovod's
 
-# This lets a `TorchState` save the sampler's place in the data.
+# This lets a `TorchState` save the place of a `DynamicShardingSampler` in the data.
 get_handler_registry().append((DynamicShardingSampler, SamplerStateHandler))
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate the function of an elastic training, same as `horovod.torch.elastic.run`.
 
-    If ranks are added or removed, late gradients are delivered first. To have them in the state too, call the
-    optimizer's `flush` before `state.commit()`. (Under `hvd.WorkSharing()` commit in a round hook, without a flush.) If
-    a rank has failed, late gradients are lost, like everything after the last commit.
+    If ranks are added or removed, late gradients are delivered before Horovod restarts. To have them in the state too,
+    call the optimizer's `flush` before `state.commit()`. (Under `hvd.WorkSharing()` commit in a round hook, without a
+    flush.) If a rank has failed, late gradients are lost, like everything after the last commit.
     """
 
     return elastic.run(func, runtime)

@@ -39,7 +39,7 @@ class GradientFamily(Family):
 
     def config(self, tensor: torch.Tensor, dtype: torch.dtype, **options: Any) -> _attach.BucketConfig:
         """Return the declaration of a bucket whose tensor travels as `dtype`. `options` replace those of the family."""
-        # `size` is read in each step, because it may change in an elastic job. make_config caches its results.
+        # Ask for the number of ranks in each step, since an elastic job may change it. make_config caches its results.
         return make_config(
             dtype=dtype,
             shape=tuple(tensor.shape),
@@ -110,7 +110,7 @@ class GradientFamily(Family):
     def collect(self) -> bool:
         """Write the results that this rank has missed to the views of the buckets, without an arrival.
 
-        Returns whether there were any.
+        Returns whether there were any results.
         """
         for bucket in self.buckets:
             bucket.collect(self._process_set.process_set_id)

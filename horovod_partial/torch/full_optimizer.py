@@ -48,13 +48,13 @@ def wrap(
         )
     wrapped.state = state
     wrapped.defaults = defaults
-    # Horovod makes a new class for each optimizer that it wraps, so these changes affect no other optimizer.
+    # Horovod makes a new class for each optimizer that it wraps, so changes of this class affect no other optimizer.
     cls: Any = type(wrapped)
     base = type(optimizer)
     horovod_zero_grad = cls.zero_grad
     horovod_synchronize = cls.synchronize
-    # PyTorch has wrapped this method so that it calls hooks. The step of the user's optimizer is wrapped, too: call hooks
-    # only there.
+    # PyTorch has wrapped Horovod's `step`, and the `step` of the user's optimizer, so that they call hooks.
+    # Unwrap Horovod's, so that hooks run once.
     horovod_step = inspect.unwrap(cls.step)
     # Horovod has one `step` for Adasum, which takes closures, and one for all else, which does not.
     takes_closures = horovod_step is not horovod_optimizer._DistributedOptimizer.step
@@ -105,7 +105,7 @@ def wrap(
 
     cls.synchronize, cls.gives_way = synchronize, False
     cls.is_under_way = lambda self: bool(getattr(self, "_handles", None))
-    cls.stop_reducing = lambda self: None  # gradient hooks of this class stop when `gives_way` is True
+    cls.stop_reducing = lambda self: None  # no need: gradient hooks do nothing once another wrapper replaces this one
     cls.step, cls.zero_grad, cls.set_backward_passes_per_step = step, zero_grad, set_backward_passes_per_step
     cls.add_param_group = add_param_group
     cls.is_horovod_partial = True
@@ -118,13 +118,13 @@ def wrap(
     cls.rounds = property(lambda self: self._rounds, doc="Steps taken: under `Full` every step is a round.")
     cls.steps_in_round = 1.0
     cls.updated = 1
-    cls.merging_plan = cls.last_round = cls.last_average = None  # `Full` has no plan, rounds or averages
+    cls.merging_plan = cls.last_round = cls.last_average = None  # `Full` has no merging plan, no rounds, no averages
     cls.__reduce__ = lambda self: unwrapped(self, base)
     wrapped._rounds = 0
     if grad_scaler is None:
         cls._step_supports_amp_scaling = property(_refuse_scaler_of_local_gradients)
     else:
-        # With True, the step of a fused optimizer would unscale by itself. Gradients might be unscaled twice, or never.
+        # If `_step_supports_amp_scaling` were True, gradients of fused optimizers might be unscaled twice, or never.
         cls._step_supports_amp_scaling = False
         synchronize_before_unscaling(grad_scaler, wrapped)
     take_over(wrapped, process_set)
@@ -200,7 +200,7 @@ def _reduced(optimizer: Any, closure: Callable[[], Any], round_steps: RoundSteps
     searches = issubclass(type(optimizer), torch.optim.LBFGS)
     if not searches or not optimizer.process_set.included():
         return loss
-    # By the loss LBFGS decides how often to evaluate the closure. That must be equally often on every rank.
+    # LBFGS decides by the loss how often to evaluate the closure. All ranks must evaluate it equally often.
     name = f"{next(iter(optimizer._parameter_names.values()))}.loss"
     return mpi_ops.allreduce(
         torch.as_tensor(loss).detach(), name=name, op=optimizer.op, process_set=optimizer.process_set
@@ -210,7 +210,7 @@ def _reduced(optimizer: Any, closure: Callable[[], Any], round_steps: RoundSteps
 def _refuse_scaler_of_local_gradients(optimizer: Any) -> bool:
     """Refuse a GradScaler that the optimizer was not wrapped with, while gradients are under way.
 
-    The getter of a property that `GradScaler.step` reads first. Programs that follow Horovod's recipe have called
+    This is the getter of a property that `GradScaler.step` reads first. Programs that follow Horovod's recipe call
     `synchronize` before, so no gradients are under way.
 
     Raises:
@@ -248,7 +248,7 @@ def widening(compression: Any) -> type:
 
         @staticmethod
         def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-            if ctx is None:  # Horovod passes None for sparse gradients
+            if ctx is None:  # Horovod passes None as the context of sparse gradients
                 return tensor
             chosen, context = ctx
             return chosen.decompress(tensor, context)

@@ -101,7 +101,7 @@ class GradientExchange(Exchange):
             "agreed": tuple(f"{name}={value}" for name, value in agreed.items() if value is not None),
         }
         self._tenure = Tenure(runtime)  # the generation of Horovod that the buckets belong to
-        self._introduction: healing.Introduction | None = None  # compares the first parameters of all ranks
+        self._introduction: healing.Introduction | None = None  # compares the parameters with which ranks begin
         self._hooks: list[Any] = []
 
         self._local_steps = 0
@@ -111,9 +111,9 @@ class GradientExchange(Exchange):
         self._shown = ShownResult()
         self._ahead = ParametersAhead()
         self._is_applying = False  # whether a round is being applied or waited for; then no round is applied ahead
-        self._is_ahead_of_step = False  # whether the round of this step's own gradients has been taken ahead, too
+        self._is_ahead_of_step = False  # whether the round of this step's gradients was taken before `step`
         self._has_told = False  # whether a second backward pass before a step has raised its error
-        self._has_warned = False  # whether a state_dict before a flush has raised its warning
+        self._has_warned = False  # whether the warning about `state_dict` without a flush was given
 
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         self._planned = buckets.plan(parameters, _check_groups(groups, parameters), settings().bucket_mb * 1e6)
@@ -143,7 +143,7 @@ class GradientExchange(Exchange):
         return [bucket_config.member(self._names[parameter], parameter.shape) for parameter in reversed(parameters)]
 
     def _enter(self) -> None:
-        """Name the buckets anew in each generation of Horovod, because ranks that are new in it count names from 1."""
+        """Name the buckets anew in each generation of Horovod, because new ranks begin to number optimizers at 1."""
         if not self._tenure.enter():
             return
         self._owner = _attach.Owner()  # when this object is gone on every rank, the buckets end
@@ -172,7 +172,7 @@ class GradientExchange(Exchange):
                 self._introduction = healing.Introduction(meeting, start, replica.parameters())
 
     def _register_hooks(self) -> None:
-        # The parameters own the hooks. Through this weak reference the hooks do not keep the exchange alive.
+        # The parameters keep the gradient hooks alive. The hooks refer weakly to the exchange, so that it can be freed.
         reference = weakref.ref(self)
 
         def gradient_is_there(parameter: torch.nn.Parameter) -> None:
@@ -287,9 +287,11 @@ class GradientExchange(Exchange):
         return gradients > 0 and self._show(True, steps=self._family.steps_of(gradients))
 
     def _show(self, has_result: bool, *, steps: float) -> bool:
-        """Let each parameter's `grad` be what its bucket holds. Returns `has_result`.
+        """Let each parameter's `grad` be what its bucket holds.
 
-        `steps` is the number of steps per rank, on average, that the result contains.
+        Args:
+            has_result: whether that is the result of a round. It is returned.
+            steps: the number of local steps that the result contains, as an average over the ranks.
         """
         self._steps_in_round = steps
         self._family.show(self._frozen)
@@ -464,7 +466,7 @@ class GradientExchange(Exchange):
                 self._shown.show(self.buckets, misses_more=True)
 
     def _leave_the_wait(self) -> None:
-        """Copy the parameters to which rounds were applied during a wait back to the model."""
+        """Copy back to the model the parameters to which rounds were applied while the program waited."""
         self._family.disturb(self._ahead.become_the_model())
 
     @contextmanager
@@ -507,7 +509,7 @@ class GradientExchange(Exchange):
                 "optimizer.synchronize(). This is prohibited as it can cause a race condition."
             )
         self._leave_round_out()
-        # This also forgets the gradients of a backward pass that has failed halfway.
+        # Expect all gradients anew, because a backward pass may have failed halfway.
         self._restart()
 
     def _restart(self) -> None:
@@ -539,7 +541,7 @@ class GradientExchange(Exchange):
         if not self._replays and self._tenure.is_current:  # without replay, the sums of missed results are applied
             has_result = self._family.collect()
             with self._gradients_kept():
-                if self._show(has_result, steps=0.0):  # schedules have counted each step when it was taken
+                if self._show(has_result, steps=0.0):  # 0, because schedules counted each step when it was taken
                     self._apply_round(optimizer)
         self._flushed_at = self._local_steps
 

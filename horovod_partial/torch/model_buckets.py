@@ -1,4 +1,4 @@
-"""Packs the tensors that a policy of models averages into a flat one: parameters, buffers and optimizer state."""
+"""Packs parameters, buffers and optimizer state into one flat tensor, which a policy of models averages."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class ModelExchange(models.ModelExchange, Exchange):
         self._in_flight: PartialHandle | None = None
         self._forward_hook: Any = None
         self._slow_momentum = None if policy.slow_momentum is None else SlowMomentumState(policy.slow_momentum)
-        # What the slow momentum calls with the result of the average that is under way; None if it does not learn from it.
+        # What to call with the result of the average that is under way, to update the slow momentum; None for nothing.
         self._learn: Callable[[torch.Tensor], None] | None = None
         self._local_steps = 0
         self._flushed_at = 0  # the number of local steps at the last flush
@@ -179,7 +179,7 @@ class ModelExchange(models.ModelExchange, Exchange):
     def _pack(self, tensors: Sequence[torch.Tensor]) -> ModelBucket:
         known = self._bucket.tensors if self._bucket is not None else []
         if len(known) != len(tensors) or any(a is not b for a, b in zip(known, tensors, strict=True)):
-            self._bucket = ModelBucket(tensors)  # the optimizer has new tensors in its first step, and after loading
+            self._bucket = ModelBucket(tensors)  # an optimizer makes state tensors in its first step, and when it loads
         assert self._bucket is not None
         self._bucket.pack()
         return self._bucket

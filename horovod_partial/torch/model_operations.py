@@ -39,9 +39,9 @@ def average(
       first rank that arrives starts the round for all groups. A rank that is too late gets the average of its own model
       and its group's last models at once. In the rounds that it has missed, its last model stands in for it.
     * `hvd.PartialReduce` averages over the first `size` ranks that are ready (P-Reduce, SIGMOD'21). The groups of one
-      round are disjoint and run side by side. If fewer than `size` ranks are left, because others have ended, joined or
-      wait in other operations, those left average. With `weights="staleness"` a rank's iteration is the number of its
-      calls; after each average it rises to the largest iteration of the group.
+      round are disjoint and run side by side. If fewer than `size` ranks are in training, because others have ended,
+      joined or wait in other operations, these few average theirs. With `weights="staleness"` a rank's iteration is the
+      number of its calls; after each average it rises to the largest iteration of the group.
     * `hvd.WeightedAverage` waits for every rank, and weighs each model by its rank's `steps` (WP-SGD, equation 6). The
       paper counts the steps of the whole run, so the weight of a slow rank tends to 0. Pass the steps since the last
       average. You decide when to average: the policy's `period` is for optimizers.
@@ -93,7 +93,7 @@ def average_async(
         A handle for `hvd.synchronize`, `hvd.poll` and `hvd.round_info`. The latter tells the ranks in the average
         (`members`), their steps or iterations (`work`), and whether this rank was late.
     """
-    return _average(tensor, empty_like(tensor), policy, name, steps, process_set)
+    return arrive(tensor, empty_like(tensor), name, of_average(policy, steps), process_set, steps or 0)
 
 
 def average_async_(
@@ -105,18 +105,7 @@ def average_async_(
     process_set: ProcessSet = global_process_set,
 ) -> PartialHandle:
     """Same as `hvd.average_async`, but the tensor is overwritten by the average."""
-    return _average(tensor, tensor, policy, name, steps, process_set)
-
-
-def _average(
-    tensor: torch.Tensor,
-    output: torch.Tensor,
-    policy: ModelPolicy | str,
-    name: str | None,
-    steps: int | None,
-    process_set: ProcessSet,
-) -> PartialHandle:
-    return arrive(tensor, output, name, of_average(policy, steps), process_set, steps or 0)
+    return arrive(tensor, tensor, name, of_average(policy, steps), process_set, steps or 0)
 
 
 def arrive(
@@ -159,7 +148,7 @@ def arrive(
 
 
 def signal(name: str, process_set: ProcessSet) -> None:
-    """Tell the other ranks by a round of a bucket that some rank has come to this call.
+    """Run a round of a bucket, by which the other ranks learn that some rank has come to this call.
 
     Only the first round waits for all ranks.
     """

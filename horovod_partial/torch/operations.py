@@ -93,11 +93,11 @@ def init(*args: Any, **kwargs: Any) -> None:
         ValueError: settings contradict each other. Every rank raises the same error.
     """
     runtime.init(*args, **kwargs)
-    _config_of.cache_clear()  # the default policy may have come from the settings of rank 0 just now
+    _config_of.cache_clear()  # `init` may have taken the default policy from the settings of rank 0
 
 
 def shutdown() -> None:
-    """Wait until every rank calls this and all late contributions are delivered; then `horovod.torch.shutdown`.
+    """Wait until every rank calls this and late contributions are delivered; then call `horovod.torch.shutdown`.
 
     This does not wait while an exception is being handled, unless the exception is an exit with status 0. A program that
     never calls this waits and delivers at exit.

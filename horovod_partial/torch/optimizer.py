@@ -181,7 +181,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             },
         )
 
-    # With this property True, the step of a fused optimizer would unscale by itself, before the reduction.
+    # If `_step_supports_amp_scaling` were True, a fused optimizer would unscale gradients before their reduction.
     takes_scaler: Any = property(_refuse_unknown_scaler) if grad_scaler is None else False
     wrapped = wrap(optimizer, make_exchange, backward_passes_per_step, _step_supports_amp_scaling=takes_scaler)
     if grad_scaler is not None and wrapped._exchange.unscales:
@@ -194,7 +194,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 def _refuse_unknown_scaler(_: torch.optim.Optimizer) -> bool:
     """Raise an error about a GradScaler that the optimizer was not wrapped with.
 
-    The getter of `_step_supports_amp_scaling`, the property that `GradScaler.step` reads first.
+    This is the getter of `_step_supports_amp_scaling`, the property that `GradScaler.step` reads first.
     """
     raise RuntimeError(
         "a GradScaler steps an optimizer that was wrapped without it: late gradients would be applied with their scale. "

@@ -14,8 +14,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from horovod_partial.torch.operations import runtime
 
-# For each parameter, a weak reference to its wrapped optimizer. Without a lock: only threads that wrap or use optimizers
-# read and write it.
+# For each parameter, a weak reference to its wrapped optimizer. This needs no lock, because only threads that wrap or
+# use optimizers read and write it.
 _owners: Any = WeakTensorKeyDictionary()
 
 
@@ -46,7 +46,7 @@ def take_over(optimizer: Any, process_set: ProcessSet) -> None:
 
 
 def require_ownership(optimizer: Any) -> None:
-    """Refuse a step if another wrapper reduces the gradients of its parameters.
+    """Refuse a step of a wrapped optimizer if a later wrapper reduces the gradients of its parameters.
 
     Raises:
         RuntimeError: a later wrapper has taken over parameters of this one.

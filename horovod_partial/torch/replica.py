@@ -1,4 +1,4 @@
-"""The values that ranks compare of an optimizer of PyTorch: its parameters, its state, and what follows its rounds."""
+"""What ranks compare of a PyTorch optimizer: parameters, state, and objects that change with the optimizer's rounds."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class ReplicaState:
         self._followers = followers
 
     def parameters(self) -> dict[Key, Array]:
-        """Return the bytes of the replica's parameters, without the optimizer's state."""
+        """Return the contents of the replica's parameters, as bytes, without the optimizer's state."""
         return {key: bytes_of(parameter) for key, parameter in self._of_parameters()}
 
     def arrays(self) -> dict[Key, Array]:
-        """Return the bytes of all tensors of the replica, including tensors within lists and dictionaries."""
+        """Return the contents of all tensors of the replica, as bytes, including tensors within lists and dictionaries."""
         arrays: dict[Key, Array] = {}
         for key, value in self._values():
             _take_apart(value, key, arrays)
@@ -108,13 +108,13 @@ class ReplicaState:
 
 
 def bytes_of(tensor: torch.Tensor) -> Array:
-    """Return the bytes of a tensor as uint8, in one dimension. Without a copy if it is contiguous and on the host."""
+    """Return the bytes of a tensor as uint8, in one dimension. Makes no copy of a contiguous tensor on the host."""
     dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
     return dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _take_apart(value: Any, key: Key, arrays: dict[Key, Array]) -> Any:
-    """Return `value` with plain values in place of its tensors, whose bytes are put into `arrays`."""
+    """Return `value` with a `_Tensor` for each tensor within it, and put the bytes of these tensors into `arrays`."""
     kind, name, what = key
     if torch.is_tensor(value):
         arrays[key] = bytes_of(value)

@@ -37,8 +37,8 @@ def assert_replicas_equal(
 
     Raises:
         ValueError: an argument is wrong.
-        AssertionError: replicas differ. Every rank raises it, and the message names the first such tensor and the
-            ranks.
+        AssertionError: replicas differ. Every rank raises it, and the message names the first tensor that
+            differs, and the ranks where it differs.
     """
     check_kinds({"process_set": process_set})
     require(isinstance(model, torch.nn.Module), "model", "a torch.nn.Module", model)

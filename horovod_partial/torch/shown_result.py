@@ -30,10 +30,10 @@ class ShownResult:
         return bool(self._versions)
 
     def show(self, buckets: Sequence[GradientBucket], *, misses_more: bool) -> None:
-        """Remember the gradients that the program sees from now on.
+        """Remember the gradients that the program sees from now on, to notice whether it changes them.
 
-        `misses_more` says that this rank has missed more rounds. Then copies are kept, because PyTorch's version counter
-        does not see every change of a tensor.
+        PyTorch's version counter tells of most changes, but not of all. If the rank has missed more rounds, as
+        `misses_more` says, a change must not be overlooked, so copies are kept too.
         """
         self._versions = [bucket.flat._version for bucket in buckets]
         self._misses_more = misses_more

@@ -13,7 +13,7 @@ class SlowMomentumState:
     """The model after the last average over all ranks (the anchor), and how the averages have moved it.
 
     Each rank adds the momentum to its contribution, not to the average. So all ranks get the same model even if some
-    have missed rounds, and each rank computes the momentum from this model and the anchor. Nothing else must be equal.
+    have missed rounds, and each rank computes the momentum from this model and the anchor. Nothing else needs to agree.
 
     Only the thread that uses the optimizer uses this object. Tensors are flat, in the dtype in which the model travels.
     """

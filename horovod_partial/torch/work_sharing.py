@@ -20,12 +20,12 @@ from horovod_partial.torch.wrapping import Exchange
 class MicroBatchBucket(GradientBucket):
     """A bucket under `hvd.WorkSharing`: the sum of the gradients of all micro-batches of this rank in the open update.
 
-    If gradients travel in another dtype, one tensor is kept for it over all updates.
+    If gradients travel in another dtype, one tensor of that dtype is kept over all updates.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.made = 0  # how many micro-batches of the open update the sum contains
+        self.made = 0  # how many micro-batches of the open update the bucket's sum contains
         if self.wire_dtype != self.flat.dtype:
             self.wire = torch.empty_like(self.flat, dtype=self.wire_dtype)
 
@@ -50,7 +50,7 @@ class MicroBatchBucket(GradientBucket):
     def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: float) -> None:
         """Arrive with the sum of this rank's micro-batches in the open update, after each of them."""
         if self.handle is not None and self.handle.poll():
-            # The arrival can only have failed, because no update ends without this micro-batch. This raises its error.
+            # If the arrival has ended, it has failed: no update ends before this rank's micro-batch. Raise the error.
             self.handle.synchronize()
         wire = self.wire
         super().arrive(lambda packed: start(_into(wire, packed)), scale)
@@ -83,7 +83,7 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
     """
 
     bucket_class = MicroBatchBucket
-    synchronized = property(lambda _: True, lambda *_: None)  # backward and step have no wait between them
+    synchronized = property(lambda _: True, lambda *_: None)  # nothing to wait for between backward and step
     buckets: list[MicroBatchBucket]  # type: ignore[assignment]
     _bucket_of: dict[torch.nn.Parameter, MicroBatchBucket]  # type: ignore[assignment]
     _runtime = runtime
@@ -117,7 +117,7 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
         if self._tenure.is_current:
             return
         self._updates = 0
-        self._number = None  # a micro-batch that had begun in an earlier generation is lost
+        self._number = None  # a micro-batch begun in an earlier generation is lost
         super()._enter()
         for bucket in self.buckets:
             bucket.abandon()  # gradients of an earlier generation of Horovod are lost

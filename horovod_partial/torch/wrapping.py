@@ -117,7 +117,7 @@ class Exchange:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load from an optimizer's saved state what `state_dict` has added to it, if it is there."""
+        """Load the entries that `state_dict` has added to an optimizer's saved state, if they are there."""
 
 
 class _Methods(torch.optim.Optimizer):
@@ -233,7 +233,7 @@ class _Methods(torch.optim.Optimizer):
 
     @property
     def rounds(self) -> int:
-        """How many rounds this rank has taken. The number is equal on all ranks after a flush, so use it to stop.
+        """How many rounds this rank has taken. All ranks have the same number after a flush: stop by it.
 
         Under `hvd.Full()`, and on a single rank, this is the number of steps. With a policy of models it is the number
         of averages.
@@ -345,7 +345,7 @@ class _Methods(torch.optim.Optimizer):
         return self._exchange.synchronized
 
 
-# PyTorch wraps the method `step` of every optimizer class that lacks this mark. Here it would run the hooks twice.
+# The mark `hooked` keeps PyTorch from wrapping this `step`. Otherwise an optimizer's step hooks would run twice.
 _Methods.step.hooked = True  # type: ignore[attr-defined]
 
 
@@ -361,10 +361,10 @@ def wrap(
     """
     exchange = make_exchange(optimizer)  # raises the errors of wrong arguments, before anything has changed
     base = type(optimizer)
-    # Horovod's broadcast_optimizer_state takes steps, which must not reduce. It recognises a wrapper by this module name.
+    # Horovod's broadcast_optimizer_state takes steps without reducing if a wrapper's class has Horovod's module name.
     body = {**vars(_Methods), "__module__": "horovod.torch.optimizer", "_base": base, **members}
     instance: Any = object.__new__(type(base.__name__, (base,), body))
-    # An earlier learning rate scheduler has put an attribute `step` on the optimizer, which would call its old `step`.
+    # A learning rate scheduler may have put an attribute `step` on the optimizer. Leave it out: it skips the wrapper.
     instance.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
     instance._exchange = exchange
     instance._make_exchange = make_exchange
@@ -404,7 +404,7 @@ class Name:
 
 
 def unwrapped(optimizer: torch.optim.Optimizer, base: type) -> tuple[Any, ...]:
-    """Return what pickles a wrapped optimizer as an instance of the user's class, without hooks and handles."""
+    """Return what `__reduce__` needs to pickle a wrapped optimizer as one of the user's class, without hooks."""
     state = {"defaults": optimizer.defaults, "state": optimizer.state, "param_groups": optimizer.param_groups}
     return base.__new__, (base,), state
 

@@ -52,7 +52,6 @@ class CoordinatorPeer {
     const auto found = coordinator.buckets_.find(bucket);
     return found == coordinator.buckets_.end() || !found->second.ledger ? nullptr : &*found->second.ledger;
   }
-  static std::vector<Grants>& GrantsOf(Coordinator& coordinator) { return coordinator.grants_; }
 };
 
 namespace {

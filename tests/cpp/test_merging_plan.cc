@@ -145,10 +145,5 @@ TEST(MergingPlanTest, APlanThatDoesNotFitIsRefused) {
     EXPECT_THROW(Messages(plan, kCounterexample, kCounterexampleCost), std::invalid_argument);
 }
 
-TEST(MergingPlanTest, RulesHaveNames) {
-  EXPECT_EQ(MergingRuleFromName("exact"), MergingRule::kExact);
-  EXPECT_THROW(MergingRuleFromName("greedy"), std::invalid_argument);
-}
-
 }  // namespace
 }  // namespace horovod_partial

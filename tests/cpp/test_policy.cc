@@ -15,20 +15,6 @@ namespace {
 using testing::Each;
 using testing::ElementsAre;
 
-TEST(PolicyTest, EveryFieldIsComparedAndEncoded) {
-  const std::vector<Policy> others = test::Others(Policy{});
-  EXPECT_GE(others.size(), 12u);  // fields, with those of the schedule
-  for (const Policy& other : others) {
-    EXPECT_FALSE(other == Policy{}) << &other - others.data();
-    Writer out;
-    out.Put(other);
-    const std::string bytes = out.Take();
-    Reader in(bytes, "a policy");
-    EXPECT_TRUE(in.Get<Policy>() == other) << &other - others.data();
-    EXPECT_NO_THROW(in.ExpectEnd());
-  }
-}
-
 Policy RandomInitiator(std::uint64_t seed) {
   Policy policy;
   policy.rule = Policy::Rule::kInitiator;

@@ -53,34 +53,29 @@ def test_a_rank_that_has_joined_before_round_0_takes_part_in_it(world: World, jo
     assert reduce(name) == world.size
 
 
-@pytest.mark.parametrize("joins", [0, 1])
-def test_zeros_on_the_host_are_left_out(world: World, joins: int) -> None:
-    """A rank that has joined on the CPU takes no part in a reduction on GPUs."""
-    name = world.name()
-    if world.rank == joins:
-        hvd.join(device=HOST)
-    else:
-        for _ in range(3):
-            assert reduce(name) == world.size - 1
-        hvd.join(device=0)
-    assert reduce(name) == world.size
+OPERATIONS = {"op": hvd.Sum}, {"op": hvd.Average}, {"op": hvd.Sum, "prescale_factor": 0.5, "postscale_factor": 3.0}
 
 
-@joins_on_gpus
-@pytest.mark.parametrize("joins", [0, 1])
-def test_zeros_on_a_gpu_are_left_out(world: World, joins: int) -> None:
-    """A rank that has joined on its GPU takes no part in a reduction of tensors of the host, such as a flush has."""
-    name = world.name()
+@pytest.mark.parametrize("stays", [0, 1])
+@pytest.mark.parametrize("device", [HOST, pytest.param(0, marks=joins_on_gpus)])
+def test_zeros_elsewhere_are_left_out(world: World, stays: int, device: int) -> None:
+    """Ranks that have joined on another kind of device take no part in a reduction, and what is scaled stays scaled."""
+    tensor = torch.ones(3) if device == HOST else torch.ones(3, device="cpu")
 
-    def reduce_on_host() -> float:
-        ones = torch.ones(3, device="cpu")
-        return hvd.partial_allreduce(ones, name=name, op=hvd.Sum, sync="quorum:1.0")[0].item()
+    def reduce_all(leavers: int) -> None:
+        for number, options in enumerate(OPERATIONS):
+            name = world.name(f"{tensor.device.type}{number}")
+            result = hvd.partial_allreduce(tensor, name=name, sync="quorum:1.0", **options)
+            alone = 1 / world.size if number == 1 else 1.5 if number == 2 else 1.0
+            assert result.tolist() == [alone * (world.size - leavers)] * 3, options
 
-    if world.rank != joins:
-        for _ in range(3):
-            assert reduce_on_host() == world.size - 1
-    hvd.join(device=0)
-    assert reduce_on_host() == world.size
+    reduce_all(0)
+    if world.rank in (stays, (stays + 1) % world.size):
+        reduce_all(world.size - 2)  # in a group of two
+    if world.rank == stays:
+        reduce_all(world.size - 1)  # in a group of one
+    hvd.join(device=device)
+    reduce_all(0)
 
 
 def test_ranks_on_hosts_and_on_gpus_are_refused_by_name(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,8 +29,6 @@ from horovod_partial.keras.optimizer import DistributedOptimizer
 
 pytestmark = keras_front_end
 
-modes = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
-
 
 def check_that_the_job_goes_on(world: World) -> None:
     result = hvd.partial_allreduce(tf.constant([1]), name=world.name("after"), op=hvd.Sum, sync="solo")

@@ -27,14 +27,13 @@ from harness.trainers import batch
 from harness.world import World
 
 import horovod_partial.tensorflow as hvd
-from horovod_partial.merging import MergingPlan, MessageCost
+from horovod_partial.merging import MessageCost
 from horovod_partial.runtime import bucket_config
 from horovod_partial.tensorflow.graph import arrive_merged, step_ended
 
 pytestmark = [keras_front_end, pytest.mark.one_in(3)]
 
 FORMS = ["fit", "eager fit", "steps per execution", "accumulation"]
-modes = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 
 
 def merged(**options: Any) -> hvd.MergedGradients:
@@ -66,11 +65,6 @@ def tape_step(
 def train(world: World, step: Callable[..., None], steps: int, first: int = 0) -> None:
     for number in range(first, first + steps):
         step(*map(tf.constant, batch(world.rank, number)))
-
-
-def latest_plan() -> MergingPlan | None:
-    """Of the tape or optimizer that came last."""
-    return list(hvd.merging_plans().values())[-1]
 
 
 def test_an_optimizer_that_is_gone_leaves_no_buckets(world: World, known_cost: MessageCost) -> None:

@@ -21,13 +21,6 @@ def expected_sum(world: World) -> int:
     return sum(rank + 1 for rank in world.ranks)
 
 
-def test_superset_of_horovod_torch(world: World) -> None:
-    public = [name for name in dir(horovod.torch) if not name.startswith("_")]
-    assert [name for name in public if not hasattr(hvd, name)] == []
-    assert hvd.allreduce(torch.tensor([world.rank + 1]), name=world.name(), op=hvd.Sum).item() == expected_sum(world)
-    assert (hvd.rank(), hvd.size()) == (world.rank, world.size)
-
-
 @pytest.mark.parametrize(
     ("kind", "options"),
     [("partial_allreduce", {"sync": EVERYBODY}), ("average", {"policy": hvd.PartialReduce(99)})],

@@ -86,12 +86,6 @@ def check_that_the_job_goes_on(world: World) -> None:
 # --- Everybody on time ------------------------------------------------------------------------------------------------
 
 
-def test_superset_of_horovod_tensorflow(world: World) -> None:
-    public = [name for name in dir(horovod.tensorflow) if not name.startswith("_")]
-    assert [name for name in public if not hasattr(hvd, name)] == []
-    assert (hvd.rank(), hvd.size()) == (world.rank, world.size)
-
-
 def test_a_shape_that_the_graph_does_not_know(world: World) -> None:
     """It is the bucket's from the first round on."""
 

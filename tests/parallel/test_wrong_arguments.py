@@ -17,7 +17,6 @@ pytestmark = alone
 
 NUMBERS: list[Any] = ["1", True, None, [1], float, 1j]
 COUNTS: list[Any] = ["1", 1.5, True, None, [1], int]
-COUNTS_OR_NONE: list[Any] = ["1", 1.5, True, [1], int, 0]
 OPERATION: dict[str, list[Any]] = {
     "tensor": [1, "x", None, [1.0], torch.Tensor],
     "name": NONSENSE["name"],

@@ -75,15 +75,6 @@ def test_a_fit_needs_three_sizes() -> None:
 # --- Plans ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_counterexample_to_the_papers_rule() -> None:
-    exact = example()
-    assert exact.names() == [["c"], ["b", "a"]]
-    assert exact.predicted == pytest.approx(11.0 + 0.5)
-    paper = merging.plan("paper", exact.gradients, exact.nbytes, exact.ready, MessageCost(3.0, 1.0))
-    assert paper.names() == [["c", "b"], ["a"]]
-    assert paper.predicted == pytest.approx(13.0)
-
-
 def test_messages_end_at_breaks() -> None:
     plan = merging.plan("single", list("abcd"), [1] * 4, [0.0] * 4, MessageCost(1.0, 1.0), breaks=[1])
     assert plan.messages == (1, 3)

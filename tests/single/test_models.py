@@ -10,45 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_partial import _core
 from horovod_partial.exchange.wp_sgd import average_converges, average_is_useful, estimate_contraction
 from horovod_partial.torch.model_buckets import ModelBucket, averaged_tensors
-
-# --- Weights ----------------------------------------------------------------------------------------------------------
-
-
-def test_d1_contraction_weights() -> None:
-    steps = [40, 30, 40, 0]
-    weights = _core.contraction_weights(steps, 0.9)
-    total = 2 + 0.9**10 + 0.9**40
-    assert weights == pytest.approx([1 / total, 0.9**10 / total, 1 / total, 0.9**40 / total], rel=1e-12)
-    assert _core.contraction_weights(steps, 1.0) == [0.25] * 4
-    assert _core.contraction_weights([step + 1000 for step in steps], 0.9) == weights
-    assert _core.contraction_weights([10**6, 0], 0.5) == [1.0, 0.0]  # in logarithms: nothing overflows
-
-
-@given(steps=st.lists(st.integers(0, 10**6), min_size=1, max_size=9), contraction=st.floats(1e-6, 1.0))
-def test_contraction_weights_sum_to_one_and_rise_with_the_steps(steps: list[int], contraction: float) -> None:
-    weights = _core.contraction_weights(steps, contraction)
-    assert sum(weights) == pytest.approx(1.0)
-    ordered = [weight for _, weight in sorted(zip(steps, weights, strict=True))]
-    assert ordered == sorted(ordered)
-
-
-def test_e4_staleness_weights() -> None:
-    """The figures of the paper's demonstration (papers.md 5.3); equal iterations share alike."""
-    assert _core.staleness_weights([7, 7, 5], 0.9) == pytest.approx([0.351, 0.351, 0.299], abs=5e-4)
-    assert _core.staleness_weights([3, 3, 3], 0.9) == pytest.approx([1 / 3] * 3)
-    assert _core.staleness_weights([5, 4], 1.0) == pytest.approx([0.5, 0.5])
-
-
-@given(iterations=st.lists(st.integers(1, 10**4), min_size=1, max_size=8), alpha=st.floats(0.01, 1.0))
-def test_staleness_weights_sum_to_one(iterations: list[int], alpha: float) -> None:
-    weights = _core.staleness_weights(iterations, alpha)
-    assert sum(weights) == pytest.approx(1.0)
-    assert min(weights) >= 0
-    assert weights == pytest.approx(_core.staleness_weights([i + 17 for i in iterations], alpha))
-
 
 # --- WP-SGD's tests ---------------------------------------------------------------------------------------------------
 

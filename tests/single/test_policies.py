@@ -379,39 +379,6 @@ def test_butterfly_of_the_paper() -> None:
     ]
 
 
-def spread(schedule: Any, size: int, rounds: int) -> list[set[int]]:
-    """Whose changes have reached each rank."""
-    reached = [{rank} for rank in range(size)]
-    for t in range(rounds):
-        for group in schedule.groups(t, size):
-            union = set().union(*(reached[rank] for rank in group))
-            for rank in group:
-                reached[rank] = union
-    return reached
-
-
-@pytest.mark.parametrize(("size", "group"), [(4, 2), (8, 2), (16, 2), (16, 4), (64, 8), (8, 8)])
-def test_c1_a_butterfly_connects_everybody_as_fast_as_can_be(size: int, group: int) -> None:
-    rounds = math.ceil(math.log(size) / math.log(group) - 1e-9)
-    for t in range(rounds):
-        assert sorted(map(len, Butterfly(group).groups(t, size))) == [group] * (size // group)
-    assert spread(Butterfly(group), size, rounds) == [set(range(size))] * size
-    assert spread(Butterfly(group), size, rounds - 1) != [set(range(size))] * size
-
-
-@given(size=st.integers(1, 40), group=st.integers(2, 12), t=st.integers(0, 200))
-def test_every_rank_is_in_one_group(size: int, group: int, t: int) -> None:
-    groups = Butterfly(group).groups(t, size)
-    assert sorted(rank for members in groups for rank in members) == list(range(size))
-    assert all(members == sorted(members) for members in groups)
-    assert max(map(len, groups)) <= group
-
-
-@given(size=st.integers(2, 24), group=st.integers(2, 8))
-def test_butterflies_connect_all_ranks(size: int, group: int) -> None:
-    assert spread(Butterfly(group), size, size) == [set(range(size))] * size
-
-
 def test_a_schedule_of_ones_own() -> None:
     schedule = Schedule(lambda round, rank: ("odd", "even")[rank % 2] if round else rank // 3, 2)
     assert schedule.groups(0, 4) == [[0, 1, 2], [3]]

@@ -117,11 +117,3 @@ def test_variables_of_the_build_are_known(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_every_setting_is_described() -> None:
     assert all(field.description for field in module.Settings.model_fields.values())
-
-
-def test_an_argument_comes_before_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    from horovod_partial import policies
-
-    monkeypatch.setenv("HOROVOD_PARTIAL_SYNC", "solo")
-    assert policies.resolve("majority", module.settings().sync) == policies.Majority()
-    assert policies.resolve(None, module.settings().sync) == policies.Solo()

@@ -47,12 +47,12 @@ CUcontext RetainContext(int device) {
   return context;
 }
 
-// While a guard lives, this thread works on a device. The guard pushes the context of the device before the thread's
-// own, and pops it again. With cudaSetDevice instead, giving a thread its device 0 back would make a context on device
-// 0 for a thread that had none. Such a context takes half a gigabyte of that GPU for each process.
+// While a guard lives, this thread works on the guard's device: the context of the device is on top of the thread's
+// stack of contexts. cudaSetDevice is not used, because to set device 0 again would make a context on device 0 if the
+// thread had none. A context takes half a gigabyte of the GPU in each process.
 //
 // While the application captures a CUDA graph, CUDA refuses calls of any thread if they might belong to the graph. Ours
-// never do, and the capture mode `relaxed` says so. Otherwise Ready would be refused, and take the refusal for a yes.
+// never do, and the capture mode `relaxed` says so. Otherwise CudaReadyEvent::Ready would get an error and return true.
 class ContextGuard {
  public:
   explicit ContextGuard(CUcontext context) {
@@ -74,7 +74,7 @@ class ContextGuard {
   cudaStreamCaptureMode capture_mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// For destructors: it ignores errors, because the device's context may be gone already when the process ends.
+// Frees something in a destructor. Ignores errors, because the device's context may be gone when the process ends.
 template <class Operation>
 void GiveBack(CUcontext context, const Operation& operation) {
   try {
@@ -125,7 +125,7 @@ class CudaMemory final : public Memory {
     void* data = nullptr;
     cudaError_t error = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
     if (error == cudaErrorMemoryAllocation) {
-      cudaGetLastError();           // clears the error, else the next launch on this thread seems to fail
+      cudaGetLastError();           // clears the error, else this thread's next kernel seems to fail
       cudaMemPoolTrimTo(pool_, 0);  // frees what the pool keeps, which may be in pieces that are too small
       error = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
     }

@@ -25,7 +25,7 @@ Memory& PinnedMemoryOf(int device);
 void CopyFromCuda(int device, void* target, const void* source, std::size_t bytes);
 std::unique_ptr<Stream> CudaStreamOf(int device, std::uintptr_t handle);
 
-// An event that comes when all work is done that is queued on `stream` now. `stream` is a cudaStream_t.
+// An event that comes when all work that is queued on `stream` now is done. `stream` is a cudaStream_t.
 class CudaReadyEvent final : public ReadyEvent {
  public:
   CudaReadyEvent(int device, std::uintptr_t stream);

@@ -10,10 +10,10 @@
 
 namespace horovod_partial {
 
-// A cache of groups that is the same on every rank, because each rank sees the groups of all its process set's rounds
-// in one order. (A rank that freed a communicator alone would hang the other members when they use the group again.)
-// Each rank has room for `capacity` communicators. If a member of a new group has no room, that member's least recently
-// used group is evicted on all ranks.
+// A cache of the groups that have a communicator. It is the same on every rank, because each rank sees the groups of
+// all its process set's rounds in the same order. (If one rank freed a communicator and the other members kept it, they
+// would hang at its next use.) Each rank has room for `capacity` communicators. If a member of a new group has no room,
+// that member's least recently used group is evicted on all ranks.
 class GroupCache {
  public:
   GroupCache(int size, std::size_t capacity) : capacity_(capacity), load_(static_cast<std::size_t>(size)) {}

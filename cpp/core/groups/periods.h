@@ -9,16 +9,16 @@
 namespace horovod_partial {
 
 // A period is over when the fastest rank has taken all its steps. That rank tells the others by a round of a small
-// bucket, which is there for this alone and closes when the first rank arrives. Round 0 of this bucket has all ranks
-// and comes before the first period; round n + 1 ends period n. `ended` is always the number of rounds of the bucket
-// that have ended on this rank.
+// bucket. The bucket has no other use, and its rounds close when the first rank arrives. Round 0 of this bucket has all
+// ranks and comes before the first period; round n + 1 ends period n. `ended` is always the number of rounds of the
+// bucket that have ended on this rank.
 class Periods {
  public:
   explicit Periods(int length) : length_(length) {}
 
   void TakeStep() { ++steps_; }
-  // Returns true if this rank must arrive at the bucket that ends periods. The caller asks again when that round has
-  // ended: the round may have ended an earlier period, if another rank came first to the end of that period.
+  // Returns true if this rank must arrive at the bucket that ends periods. When the round of this arrival has ended,
+  // the caller must ask again: the round may have ended an earlier period, whose end another rank reached first.
   bool MustSignal(Round ended) const { return ended == 0 || (steps_ >= length_ && !IsOver(ended)); }
   // Returns true if some rank has taken all its steps of the present period, so that it is time to average.
   bool IsOver(Round ended) const { return ended >= periods_ + 2; }
@@ -27,14 +27,14 @@ class Periods {
     ++periods_;
     return std::exchange(steps_, 0);
   }
-  // Begins a new period after an average of all ranks that no round of the bucket has announced. All ranks then have
-  // the same `ended`.
+  // Begins a new period after an average over all ranks that the bucket for the ends of periods has not announced. At
+  // such an average all ranks have the same `ended`.
   void BeginAnew(Round ended) {
     periods_ = std::max<Round>(ended - 1, 0);
     steps_ = 0;
   }
   // Returns the number of all steps of this rank. A period (the steps between two averages over all ranks) that is over
-  // counts as `length_` steps, even if this rank took fewer. So ranks can be compared while only some know of its end.
+  // counts as `length_` steps, even if this rank took fewer. So ranks can be compared before all know that it is over.
   int Work() const { return static_cast<int>(periods_) * length_ + steps_; }
 
  private:

@@ -40,7 +40,7 @@ bool ReadyGroups::Connected(const std::vector<Rank>& parts, const std::vector<bo
 
 void ReadyGroups::Add(const Members& group, const std::vector<bool>& active) {
   auto parts = Parts(window_ - 1);
-  for (const Rank rank : group) {  // the new group makes one part of the parts that its ranks belonged to
+  for (const Rank rank : group) {  // the new group connects the parts that its ranks belonged to
     const Rank old = parts[Index(rank)];
     std::replace(parts.begin(), parts.end(), old, parts[Index(group.front())]);
   }
@@ -56,9 +56,9 @@ std::vector<Members> ReadyGroups::Form(std::vector<Candidate> candidates, const 
   std::vector<Members> groups;
   hold_until_ = kNever;
   while (candidates.size() >= group_size_) {
-    auto parts = Parts(window_ - 1);  // a full window drops its oldest group when the next group is added
+    auto parts = Parts(window_ - 1);  // a full window of groups drops the oldest group for a new one
     const bool connected = Connected(parts, active);
-    // While no rank must be held, a shorter window is connected first, so that ranks need not be held later.
+    // If the last groups connect all ranks, half as many shall connect them too, so that no rank must be held later.
     if (connected) parts = Parts(window_ / 2);
     std::vector<std::size_t> chosen = {0};
     std::set<Rank> chosen_parts = {parts[Index(candidates[0].rank)]};

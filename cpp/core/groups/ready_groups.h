@@ -10,12 +10,12 @@
 
 namespace horovod_partial {
 
-// Forms groups by P-Reduce's rule: first come, first served. Ranks of equal speed would always find the same partners,
-// and parts of the job would never exchange their models. So the last `window` groups shall connect all ranks that
-// train. (P-Reduce calls this "update isolation". The paper publishes no rule; this rule is ours.) While the groups do
-// not connect all ranks, ranks of different parts are grouped in preference. If all candidates belong to one part, they
-// are held until a rank of another part arrives, but no longer than their last step took. A part whose hold ended in
-// vain is not held again until all ranks have been connected.
+// Forms groups by P-Reduce's rule: first come, first served. By this rule alone, ranks of equal speed would always find
+// the same partners, and parts of the job would never exchange their models. (P-Reduce calls this "update isolation".
+// The paper publishes no rule against it; this rule is ours.) So the last `window` groups shall connect all ranks that
+// train. While they do not, groups of ranks from different parts are preferred. If all candidates belong to one part,
+// they are held until a rank of another part arrives, but no longer than their last step took. If they were held in
+// vain, their part is not held again until all ranks have been connected.
 class ReadyGroups {
  public:
   struct Candidate {
@@ -27,11 +27,11 @@ class ReadyGroups {
 
   // Forms groups of `candidates`, which are in the order of arrival. `active` says for each rank whether it trains.
   std::vector<Members> Form(std::vector<Candidate> candidates, const std::vector<bool>& active, Time now);
-  // Records a group that was formed elsewhere. It counts as one of the last groups.
+  // Records a group that Form has not made, so that it counts as one of the last groups.
   void Add(const Members& group, const std::vector<bool>& active);
 
-  // Returns when Form must be called again although no rank has arrived, because a hold ends then; kNever if none is
-  // held.
+  // Returns when Form must be called again although no rank has arrived, because a rank is held until then; kNever if
+  // no rank is held.
   Time hold_until() const { return hold_until_; }
   std::int64_t formed() const { return formed_; }
   // Returns how often the last `window` groups did not connect all ranks that train.

@@ -14,9 +14,9 @@ enum class Weights : std::uint8_t {
 };
 constexpr auto NamesOf(Weights /*type*/) { return std::array{"uniform", "contraction", "staleness"}; }
 
-// The weights of WP-SGD (equation 6): q_i = r^T_i / sum_j r^T_j. T_i is the number of steps that rank i has taken fewer
-// than the fastest rank. `contraction`, the r of the paper, is above 0 and at most 1; 1 gives equal weights. Logarithms
-// are used so that no power underflows.
+// The weights of WP-SGD (equation 6): q_i = r^T_i / sum_j r^T_j. T_i is the number of steps that rank i is behind the
+// fastest rank. `contraction`, the r of the paper, is above 0 and at most 1; 1 gives equal weights. Logarithms are used
+// so that no power underflows.
 std::vector<double> ContractionWeights(const std::vector<int>& steps, double contraction);
 
 // The dynamic weights of P-Reduce: an exponential moving average over relative iterations. With i = iteration - oldest

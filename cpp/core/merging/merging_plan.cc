@@ -8,8 +8,8 @@
 namespace horovod_partial {
 namespace {
 
-// Returns the plan that ends first. Among several such plans it returns one with the fewest messages, because each
-// message keeps processors busy, which the cost model does not know.
+// Returns the plan that ends first. Of several such plans it returns one with the fewest messages: each message also
+// keeps processors busy, and the cost model leaves that out.
 //
 // The earliest end of the first j gradients is a minimum over all gradients with which their last message may begin. A
 // message starts when the messages before it have ended and its last gradient is ready. Then it takes its cost. When
@@ -51,7 +51,7 @@ MergingPlan Exact(const std::vector<Gradient>& gradients, const LinearCost& cost
   return plan;
 }
 
-// Algorithm 1 of the paper. After a merge it computes only the start times that change.
+// Algorithm 1 of the MG-WFBP paper. After a merge it computes only the start times that change.
 MergingPlan Paper(const std::vector<Gradient>& gradients, const LinearCost& cost) {
   MergingPlan plan{0};
   double free = -std::numeric_limits<double>::infinity();  // when the previous message has ended
@@ -88,16 +88,6 @@ MergingPlan Threshold(const std::vector<Gradient>& gradients, const LinearCost& 
 }
 
 }  // namespace
-
-MergingRule MergingRuleFromName(const std::string& name) {
-  if (name == "exact") return MergingRule::kExact;
-  if (name == "paper") return MergingRule::kPaper;
-  if (name == "wait_free") return MergingRule::kWaitFree;
-  if (name == "single") return MergingRule::kSingle;
-  if (name == "threshold") return MergingRule::kThreshold;
-  throw std::invalid_argument("rule must be 'exact', 'paper', 'wait_free', 'single' or 'threshold', not '" + name +
-                              "'");
-}
 
 MergingPlan PlanMerging(MergingRule rule, const std::vector<Gradient>& gradients, const LinearCost& cost,
                         double threshold_bytes) {

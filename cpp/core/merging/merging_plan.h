@@ -1,12 +1,12 @@
 // Plans which gradients travel in one message (MG-WFBP, INFOCOM'19 and IEEE TPDS 2021).
 #pragma once
 
-#include <string>
+#include <array>
 #include <vector>
 
 namespace horovod_partial {
 
-// The seconds that one message takes: latency + seconds_per_byte * bytes. The paper calls the two constants a and b.
+// The seconds that one message takes: latency + seconds_per_byte * bytes. MG-WFBP calls the two constants a and b.
 struct LinearCost {
   double latency = 0;
   double seconds_per_byte = 0;
@@ -22,21 +22,23 @@ struct Gradient {
 
 enum class MergingRule {
   kExact,     // the plan whose last message ends first; of several such plans, one with the fewest messages
-  kPaper,     // Algorithm 1 of the paper: wait for the next gradient if it comes within one latency
+  kPaper,     // Algorithm 1 of MG-WFBP: wait for the next gradient if it comes within one latency
   kWaitFree,  // each gradient travels in a message of its own
   kSingle,    // all gradients travel in one message
   // What Horovod's tensor fusion does: a message takes all gradients that are ready, up to a number of bytes.
   kThreshold,
 };
-MergingRule MergingRuleFromName(const std::string& name);
+constexpr auto NamesOf(MergingRule /*type*/) {
+  return std::array{"exact", "paper", "wait_free", "single", "threshold"};
+}
 
 // The number of gradients in each message, in the order of the messages.
 using MergingPlan = std::vector<int>;
 
 // Plans the messages of a step. Messages are sent one after the other, each when its last gradient is ready.
 //
-// The paper calls its rule optimal. Under its own model it is not, because each decision minimises only the end of the
-// next message. kExact needs O(n^2) time too: the earliest end of the first j gradients follows from those of fewer.
+// MG-WFBP calls its rule (kPaper) optimal. Under its model it is not: each decision minimises only the end of the next
+// message. kExact needs O(n^2) time too: the earliest end of the first j gradients follows from those of fewer.
 MergingPlan PlanMerging(MergingRule rule, const std::vector<Gradient>& gradients, const LinearCost& cost,
                         double threshold_bytes);
 

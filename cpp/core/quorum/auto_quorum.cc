@@ -6,10 +6,10 @@
 namespace horovod_partial {
 namespace {
 
-constexpr Round kWarmUp = 4;        // the first rounds do not count: ranks compile, allocate and read their first data
-constexpr Round kTransition = 2;    // rounds after a change that do not count for the rate
-constexpr std::size_t kMarks = 25;  // the number of closings that are kept, which bound 24 rounds
-constexpr std::size_t kFewest = 6;  // the number of closings that a rate needs
+constexpr Round kWarmUp = 4;        // first rounds that are not measured: ranks compile, allocate and read data in them
+constexpr Round kTransition = 2;    // rounds after a change of the quorum that are not in the measured rate
+constexpr std::size_t kMarks = 25;  // the number of closings whose times are kept; 25 closings bound 24 rounds
+constexpr std::size_t kFewest = 6;  // the least number of closings from which a rate is computed
 constexpr std::size_t kReductions = 16;
 
 int ShareOf(int size, int eighths) { return (size * eighths + 7) / 8; }
@@ -103,7 +103,7 @@ void AutoQuorum::Evaluate(Time now) {
   since_ = round_;
 }
 
-// Returns the rate over the kept rounds. Its standard error follows from how much the rates of single rounds differ.
+// Returns the steps per second in the last rounds. The standard error follows from the differences between rounds.
 std::optional<QuorumGuard::Rate> AutoQuorum::MeasuredRate() const {
   if (marks_.size() < kFewest) return std::nullopt;
   const auto seconds = [](const Mark& from, const Mark& to) {

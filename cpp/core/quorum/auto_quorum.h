@@ -15,8 +15,8 @@
 namespace horovod_partial {
 
 // Chooses one quorum for all buckets of a policy, because the steps of a rank do not depend on the bucket. It observes
-// the rounds of one of these buckets, and depends on nothing else. Every kPeriod rounds it takes the steps of the last
-// rounds and predicts the rate with each candidate quorum, one candidate in each round, so that no closing takes long.
+// the rounds of one of these buckets, and depends on nothing else. Every kPeriod rounds it predicts the rate (steps per
+// second) with each candidate quorum, one candidate in each round, so that no closing takes long.
 class AutoQuorum {
  public:
   static constexpr Round kPeriod = 8;
@@ -32,9 +32,9 @@ class AutoQuorum {
   void Ended(Time now);
   // Records that a round has closed. The ranks that are on time wait for its result.
   void Close(const std::vector<bool>& on_time, Time now);
-  // Returns true if Ended must be called after this round, even if that needs a cycle that nobody else wants.
+  // Returns true if Ended must be called after this round, even if that needs a cycle that nothing else needs.
   bool WantsEnd() const { return running_ && round_ % kPeriod == 0; }
-  // Called when the quorum follows another bucket from now on.
+  // Called when the quorum is chosen from the rounds of another bucket from now on.
   void ChangeBucket();
 
   // The quorum of the next round, and why it was chosen.
@@ -52,14 +52,14 @@ class AutoQuorum {
 
   const Round max_staleness_;
   const Time grace_;
-  std::vector<int> candidates_;  // the candidate quorums; all ranks come first
+  std::vector<int> candidates_;  // the candidate quorums, the largest (all ranks) first
   StepWindow window_;
   QuorumGuard guard_;
   Round round_ = 0;
   Time closed_{0};
   bool running_ = false;
   std::int64_t steps_ = 0;
-  std::deque<Mark> marks_;       // recent closings under the present quorum, while no rank has left or returned
+  std::deque<Mark> marks_;       // recent closings under the present quorum, since a rank last left or returned
   Round since_ = 0;              // the round since which quorum, bucket and ranks have been the same
   bool disturbed_ = false;       // true if ranks have left or returned since the last closing
   std::deque<Time> reductions_;  // upper bounds of how long the last reductions took

@@ -9,9 +9,9 @@
 namespace horovod_partial {
 
 // Learns from recent arrivals whether grace pays. It pays if most ranks that were missing when a round was satisfied
-// arrived within the cap, which is 5 % of the median step. Then the grace is long enough for these ranks. Otherwise it
-// is zero, because slow ranks are not worth a wait. (A fixed grace would be too short for some jobs, too long for
-// others.)
+// arrived within the cap, which is 5 % of the median step. If it pays, the grace is long enough for these ranks.
+// Otherwise it is zero, because slow ranks are not worth a wait. (A fixed grace would be too short for some jobs, too
+// long for others.)
 class GraceEstimator {
  public:
   static constexpr double kShareOfStep = 0.05;

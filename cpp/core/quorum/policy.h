@@ -20,7 +20,7 @@ struct Policy {
     kQuorum,       // a round closes when at least `quorum` ranks have arrived
     kInitiator,    // a round closes when the rank that is drawn for it has arrived
     kReady,        // groups of `group_size` ranks form, first come, first served; other ranks are not in the round
-    kAuto,         // a round closes as by a quorum, which follows the speed of the ranks, and is at least `quorum`
+    kAuto,         // as kQuorum, but the number of ranks follows their speeds; it is at least `quorum`
     kWorkSharing,  // a round closes when all `micro_batches` of the update are in the sum, whichever ranks made them
   };
   static constexpr Time kAutomaticGrace{-1};
@@ -31,11 +31,11 @@ struct Policy {
   Round max_staleness = 8;       // the number of rounds that a rank may miss in a row; 0 or more
   Time grace = kAutomaticGrace;  // how long a satisfied round stays open for ranks that are about to arrive
   Schedule schedule;             // GroupAverage: which ranks average their models together
-  Round period = 0;              // GroupAverage: every `period`-th round has all ranks in one group; if 0, none has
+  Round period = 0;              // GroupAverage: in every `period`-th round all ranks are one group; if 0, in none
   int group_size = 0;            // PartialReduce: the number of ranks in a group, 1 or more
   int window = 0;                // PartialReduce: the number of consecutive groups that shall connect all ranks
   int micro_batches = 0;  // WorkSharing: the number of micro-batches in an update, a multiple of the number of ranks
-  // WorkSharing: ranks report in this bucket which micro-batches they have begun, and learn which they may begin.
+  // WorkSharing: true for the bucket in which ranks report their micro-batches, and learn which they may begin.
   bool grants = false;
   std::string description;  // the user's words for the policy; all ranks must have the same, and errors show them
 
@@ -61,7 +61,7 @@ constexpr auto NamesOf(Policy::Rule /*type*/) {
 // Throws std::runtime_error if a policy for `size` ranks cannot have these values.
 void Check(const Policy& policy, int size);
 
-// Returns true if this round has all ranks together, and does not close before every rank has arrived.
+// Returns true if this round reduces all ranks together, and does not close before every rank has arrived.
 bool IsFullRound(const Policy& policy, Round round);
 
 // Returns the rank that is drawn for a round. Draws are uniform, and the same on every rank.

@@ -6,8 +6,8 @@
 namespace horovod_partial {
 namespace {
 
-constexpr std::array<int, 2> kLongestHold = {128, 24};  // the longest hold in each direction, in periods
-constexpr double kForgets = 0.8;  // after each hold may_hide_ falls by this factor, for more probes
+constexpr std::array<int, 2> kLongestHold = {128, 24};  // the longest delays of decreases and increases, in periods
+constexpr double kForgets = 0.8;  // after each delay may_hide_ falls by this factor, so that more increases are tried
 
 double Best(const std::vector<double>& predicted) { return *std::max_element(predicted.begin(), predicted.end()); }
 
@@ -57,8 +57,8 @@ std::optional<std::size_t> QuorumGuard::Wanted(const std::vector<double>& predic
   return std::nullopt;
 }
 
-// Tries the largest quorum that could be as fast as the present one, if predictions are too low by the factor
-// may_hide_. Without a measured rate nothing is tried, because the result could not be judged.
+// Tries the largest quorum that could be as fast as the present one, if predictions for larger quorums are too low by
+// the factor may_hide_. Without a measured rate nothing is tried, because the result could not be judged.
 bool QuorumGuard::Probe(const std::vector<double>& predicted, std::optional<Rate> measured) {
   if (!measured) return false;
   for (std::size_t larger = 0; larger < at_; ++larger)
@@ -99,9 +99,9 @@ bool QuorumGuard::Go(std::size_t to, Why why, const std::vector<double>& predict
 QuorumGuard::Verdict QuorumGuard::Judge(std::optional<Rate> measured) const {
   const bool over = trial_->periods >= kTrial;
   const bool probe = why_ == Why::kProbe;
-  // A change stays if no rate was measured before it, because there are only predictions to judge it by.
+  // A change of the quorum stays if no rate was measured before it, because only predictions could judge it.
   if (!trial_->before && !probe) return over ? Verdict::kKept : Verdict::kOpen;
-  // If the new rate could not be measured, a decrease or a probe is taken back in the end. Any other increase stays.
+  // Without a new measured rate, decreases and probes (increases against predictions) are undone; other increases stay.
   const bool unproven = DirectionOf(*trial_) == kDown || probe;
   if (!trial_->before || !measured) {
     if (trial_->periods < kLongestTrial) return Verdict::kOpen;
@@ -147,7 +147,7 @@ void QuorumGuard::Keep(const std::vector<double>& predicted, std::optional<Rate>
   // If the quorum goes back and forth, the delays of changes double, so it changes less and less often.
   if (last_kept_ == back) hold.periods = std::min(2 * hold.periods, kLongestHold[back]);
   last_kept_ = direction;
-  may_hide_ = kMayHide;  // predictions are now made from steps under another quorum
+  may_hide_ = kMayHide;  // from now on predictions are made from steps under another quorum
   trial_.reset();
 }
 

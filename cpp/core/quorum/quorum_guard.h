@@ -8,15 +8,15 @@
 
 namespace horovod_partial {
 
-// Decides once in each period of rounds. Candidate 0 is a quorum of all ranks; higher numbers are smaller quorums. A
-// change is on trial: it stays if the measured rate confirms it, and is taken back otherwise. A change up, towards all
-// ranks, may lose a little speed. A change down must gain more than that, so no two rates confirm both. Under a
-// constant load the quorum then changes only for trials, which become rare.
+// Decides on the quorum once in each period of rounds. Candidate 0 is a quorum of all ranks; higher numbers are smaller
+// quorums. A change is on trial: it stays if the measured rate confirms it, and is taken back otherwise. A change up,
+// towards all ranks, may lose a little speed. A change down must gain more than that, so no two rates confirm both.
+// Under a constant load the quorum then changes only for trials, which become rare.
 class QuorumGuard {
  public:
   // The wanted quorum is the largest whose predicted rate is at least this share of the best predicted rate.
   static constexpr double kAsGood = 0.96;
-  static constexpr double kTooSlow = 0.94;  // a quorum with less than this share of the best rate goes down
+  static constexpr double kTooSlow = 0.94;  // a quorum that predicts less than this share of the best rate goes down
   // The quorum may go up to the largest quorum that predicts at least this share of the best rate.
   static constexpr double kGoodEnough = 0.98;
   // An increase of the quorum stays if the new rate is at least this share of the rate before.
@@ -25,8 +25,8 @@ class QuorumGuard {
   static constexpr double kHopeless = 0.85;   // a trial ends early if less than this share of the old rate is left
   // Rates that are predicted for larger quorums may be too low by this factor.
   static constexpr double kMayHide = 0.6;
-  static constexpr double kNewLoad = 1.25;  // a failed change with a gain this much larger may be tried early
-  static constexpr double kNewRate = 1.3;   // if the rate has changed by this factor, the quorum may change early
+  static constexpr double kNewLoad = 1.25;  // if the gain predicted for a change grows by this, its delay ends early
+  static constexpr double kNewRate = 1.3;   // if the measured rate changes by this factor, delays of changes end early
   static constexpr int kTrial = 3;          // the length of a trial, in periods
   static constexpr int kLongestTrial = 8;   // the longest trial, in periods, if the rates vary too much
 
@@ -100,7 +100,7 @@ class QuorumGuard {
   std::optional<Trial> trial_;
   std::optional<Direction> last_kept_;
   std::array<Hold, 2> holds_;  // the delays of decreases and of increases
-  // Predictions may be too low by this factor; it is raised when a probe has shown that they are better.
+  // Predictions for larger quorums may be too low by this factor. It rises when a probe shows that they are better.
   double may_hide_ = kMayHide;
 };
 

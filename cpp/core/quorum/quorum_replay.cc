@@ -9,10 +9,10 @@ namespace horovod_partial {
 namespace {
 
 constexpr int kSpans = 3;
-constexpr int kMostRounds = 512;      // enough even if one step is as long as hundreds of other steps
-constexpr int kMostVisits = 1 << 17;  // limit for the number of rounds times the number of ranks
+constexpr int kMostRounds = 512;      // enough rounds even if one step is as long as hundreds of other steps
+constexpr int kMostVisits = 1 << 17;  // limit for the number of simulated rounds times the number of ranks
 
-// Simulates the ranks. All ranks begin at time 0, when they have a result.
+// Simulates ranks that repeat their recent steps. All ranks have a result at time 0, and begin a step.
 class Replayed {
  public:
   Replayed(const StepSample& sample, const QuorumRule& rule)
@@ -85,8 +85,8 @@ class Replayed {
     return LastWithin(std::max(*last, stale));
   }
 
-  // Returns when the round closes if the policy is satisfied at this time: after the grace, or when the last rank that
-  // arrives within it is there.
+  // Returns when a round closes if its policy is satisfied at this time. The round waits for ranks that arrive within
+  // the grace. An automatic grace is zero unless most missing ranks arrive within it.
   Time LastWithin(Time satisfied) const {
     const bool learns = rule_.grace == Policy::kAutomaticGrace;
     const Time end = satisfied + (learns ? GraceEstimator::CapOf(sample_.usual) : rule_.grace);

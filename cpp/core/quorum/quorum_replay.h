@@ -14,8 +14,8 @@ struct StepSample {
   std::vector<Time> steps;  // the length of each step: all steps of a rank, oldest first, then the next rank's
   // The index in `steps` of each rank's first step, then the end; each rank has at least one step.
   std::vector<std::size_t> begin;
-  Time span{0};       // the largest sum of the steps of one rank
-  Time usual{0};      // the median step
+  Time span{0};       // the largest total length of the steps of one rank
+  Time usual{0};      // the median length of a step
   Time reduction{0};  // the time from when a round closes to its result
 
   std::size_t ranks() const { return begin.empty() ? 0 : begin.size() - 1; }
@@ -29,9 +29,9 @@ struct QuorumRule {
   Time grace = Policy::kAutomaticGrace;
 };
 
-// Predicts the steps of all ranks per second, or 0 if it cannot predict. The ranks repeat their steps for three times
-// the length of `sample.span`. The first third does not count, because all ranks begin it together. At most kMostRounds
-// rounds are simulated, each with all ranks.
+// Predicts the steps of all ranks per second, or 0 if it cannot predict. The simulated ranks repeat their steps for
+// three times `sample.span`. The first third of that time does not count, because all ranks begin it together. At most
+// kMostRounds rounds are simulated, each with all ranks.
 double PredictRate(const StepSample& sample, const QuorumRule& rule);
 
 }  // namespace horovod_partial

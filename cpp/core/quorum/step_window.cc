@@ -7,7 +7,7 @@ namespace horovod_partial {
 namespace {
 
 constexpr std::size_t kCapacity = StepWindow::kRounds;  // the number of steps that are kept of each rank
-constexpr std::size_t kPauses = 2;                      // the number of longest delays that are left out
+constexpr std::size_t kPauses = 2;                      // how many of the longest delays are left out
 // The number of steps that a rank must have before a delay is recognised.
 constexpr std::size_t kEnough = 4;
 
@@ -19,7 +19,7 @@ Time Median(Steps steps) {
   return *middle;
 }
 
-// The steps that exceed the median of their rank most. LeaveOut replaces each of these steps by the median of its rank.
+// Finds the steps that exceed the median of their rank most. LeaveOut replaces each of these steps by that median.
 class Pauses {
  public:
   void Look(Steps& steps, std::size_t first) {

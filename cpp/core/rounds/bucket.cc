@@ -61,8 +61,8 @@ Bucket::Arrived Bucket::Arrive(const Arrival& arrival) {
     memory().Zero(arrival_.output, bytes());
     arrival_.input = arrival_.output;
   } else if ((HasPending() || options_.weights != Weights::kUniform) && arrival_.input != arrival_.output) {
-    // The pending sum will be added to the contribution, or a weight multiplied with it. Both change the output,
-    // because the application's input must not change.
+    // Here the pending sum will be added to the contribution, or the contribution will be multiplied by a weight. This
+    // is done in the output, because the application's input must not change.
     memory().Copy(arrival_.output, arrival_.input, bytes());
     arrival_.input = arrival_.output;
   }
@@ -103,7 +103,7 @@ int Bucket::TakeRounds(int rounds, void* output) {
     gradients = held_gradients_;
     --rounds;
   }
-  while (rounds > 0 && !missed_.empty()) {  // a join on another thread may have taken rounds meanwhile
+  while (rounds > 0 && !missed_.empty()) {  // a join on another thread may have dropped results meanwhile
     MissedResults::Result result = missed_.Pop();
     rounds -= result.rounds;
     if (result.gradients == 0) continue;
@@ -126,13 +126,13 @@ int Bucket::ReportArrival() {
 }
 
 int Bucket::ReportPending() {
-  // While the round runs, outgoing_ is in use. Later contributions are announced when the round has ended.
+  // While a round runs, it uses the buffer outgoing_. So later contributions are announced when the round has ended.
   if (state_ == State::kRunning) return 0;
   if (reported()) return 0;
   ForgetCleared();
   if (options_.late == Late::kKeep) {
-    // While an arrival is not reported, its model stays in incoming_: the model goes into the round if the arrival is
-    // on time, and into none otherwise.
+    // While an arrival is not reported, its model stays in incoming_: the model goes into the next round if the arrival
+    // is on time, and waits for a later round otherwise.
     if (incoming_gradients_ > 0 && state_ != State::kArrived) {
       std::swap(outgoing_, incoming_);
       outgoing_gradients_ = std::exchange(incoming_gradients_, 0);
@@ -265,7 +265,7 @@ void Bucket::LeaveOut(Round completed) {
 void Bucket::Clear(Round complete) {
   incoming_gradients_ = 0;
   if (options_.missed == Missed::kReplay) {
-    if (std::exchange(held_, false)) missed_.PushEmpty();  // all results are emptied below, so their order is free
+    if (std::exchange(held_, false)) missed_.PushEmpty();  // all results are emptied below, so any order will do
     lost_ += std::max<Round>(complete - taken(), 0);
     while (!missed_.empty() && taken() < complete) missed_.Pop();
     missed_.MakeEmpty();

@@ -37,7 +37,7 @@ struct BucketOptions : Handling {
 //
 // A rank that is on time needs no buffer: its contribution is sent from where it lies, and the result is written where
 // the application wants it. The buffers are allocated when they are first needed, each as large as the bucket:
-//   outgoing_  the pending sum that was announced; while the rank takes part in a round with it, input and output
+//   outgoing_  the pending sum that was announced; in the round that delivers it, it is both input and output
 //   incoming_  contributions that came after the announcement
 //   missed_    results that the application has not taken (one buffer, or several with Missed::kReplay)
 // With Late::kKeep every rank has buffers, and they hold models:
@@ -65,7 +65,7 @@ class Bucket {
   enum class Arrived : std::uint8_t {
     kOnTime,   // the next report announces the arrival; after Finish its result is in the output of the arrival
     kLate,     // the contribution is pending, and TakeMissed can be called now
-    kWaiting,  // the contribution is pending while a round runs; TakeMissed can be called after Finish
+    kWaiting,  // a round runs, so the contribution is pending. When Finish has ended the round, call TakeMissed
     kBusy,     // nothing was done, because an arrival is outstanding or its result has not been taken
   };
   // What this rank reduces in a round.
@@ -78,7 +78,7 @@ class Bucket {
 
   Bucket(std::string name, const BucketOptions& options);
 
-  // Called on the application's thread.
+  // Hands over a contribution. Called on the application's thread.
   Arrived Arrive(const Arrival& arrival);
   // Records that the outstanding arrival has more gradients in its memory. The next report tells how many.
   void Add(int gradients) {
@@ -92,20 +92,20 @@ class Bucket {
   // of gradients in the sum. If there is no gradient, it writes zeros.
   int TakeRounds(int rounds, void* output);
 
-  // Called on the background thread in every negotiating cycle, for an arrival that the coordinator is told of. Returns
-  // the number of gradients in the contribution, to which nothing can be added any more.
+  // Called on the background thread when a report announces the arrival. Adds the pending sum to the contribution, and
+  // returns the number of gradients in it.
   int ReportArrival();
-  // Called when the coordinator has forgotten the arrival, because this rank has joined. It will be reported again.
+  // Called when the coordinator forgot the arrival, because this rank has joined. The arrival will be reported again.
   void Unreport() { reported_ = false; }
   // Announces the pending sum. Returns the number of gradients in it.
   int ReportPending();
-  // Returns the number of late arrivals that ReportPending has announced and no round has seen.
+  // Returns the number of late arrivals that ReportPending has announced, and that are in no round yet.
   int ReportLate() const { return options_.late == Late::kKeep ? outgoing_late_ : outgoing_gradients_; }
 
   // Called on the background thread when a round has closed. Returns what this rank reduces in the round.
   Entry Begin(const Closing& closing, Rank rank);
-  // Called when the reduction has succeeded. Returns true if the result is in the arrival's output, false if it is
-  // missed.
+  // Called when the reduction has succeeded. Returns true if the result is in the arrival's output, false if it is a
+  // missed result.
   bool Finish();
 
   // Forgets the pending sum and the missed results, for example when a checkpoint is loaded. The next arrival asks for
@@ -149,7 +149,7 @@ class Bucket {
   bool full() const { return options_.missed == Missed::kReplay && untaken() >= options_.replay_limit; }
   Round completed() const { return completed_; }  // the number of rounds that have ended on this rank
   const Closing& last() const { return last_; }   // the closing of the running round, or else of the last round
-  int dropped() const { return dropped_; }        // number of late contributions dropped as not finite
+  int dropped() const { return dropped_; }        // number of late contributions that were dropped because not finite
   int iteration() const { return iteration_; }
   std::size_t held_bytes() const { return outgoing_.size() + incoming_.size() + scratch_.size() + missed_.bytes(); }
 
@@ -174,7 +174,7 @@ class Bucket {
   bool wants_full_round_ = false;
   bool discard_result_ = false;  // while a round runs: true if Clear was called, so the result will not be kept
   bool left_out_ = false;        // in a family: true if this rank has joined, so it gets no result
-  // True if outgoing_ was forgotten but announced: until the next report a round may still count it.
+  // True if the pending sum was forgotten after it was announced: until the next report a round may count it.
   bool cleared_ = false;
   bool held_ = false;          // in a family: true if the result in the output of the arrival has not been taken
   int held_gradients_ = 0;     // the number of gradients in the untaken result of the arrival

@@ -4,7 +4,7 @@
 
 namespace horovod_partial {
 
-// The offset is never negative, although a late arrival may have come before the first arrival of this round.
+// Records how far the rank was behind the first rank. A late arrival may have come before it, which counts as 0.
 void BucketState::RankState::RecordOffset(Time offset) {
   offset_seconds += std::chrono::duration<double>(std::max(offset, Time(0))).count();
   ++arrivals;
@@ -15,7 +15,7 @@ bool BucketState::Any(const Condition& condition) const {
   return std::any_of(ranks.begin(), ranks.end(), condition);
 }
 
-// Returns the declaration of the bucket, or null. Before the ranks have agreed on a declaration, it is the first one.
+// Returns the declaration of the bucket, or null. Before all ranks have agreed, it is that of the lowest rank.
 const Declaration* BucketState::Known() const {
   if (declaration) return &*declaration;
   return declared.empty() ? nullptr : &declared.begin()->second;
@@ -34,7 +34,7 @@ bool BucketState::EverybodyArrived() const {
   return !Any([](const RankState& rank) { return !rank.joined && !rank.arrival; });
 }
 
-// Returns true if a rank has asked for a full round, or the policy makes this round a full one.
+// Returns true if some rank or the policy wants that the open round waits for every rank.
 bool BucketState::WantsEverybody() const {
   return (declaration && IsFullRound(policy(), round)) ||
          Any([](const RankState& rank) { return rank.arrival && rank.arrival->full; });
@@ -55,14 +55,14 @@ bool BucketState::Full() const {
   return Any([](const RankState& rank) { return rank.said.backlog != Report::Backlog::kNone; });
 }
 
-// Rule 6: returns true if some missing rank has missed too many rounds, or has too many untaken results.
+// Rule 6: returns true if some rank that has not arrived has missed too many rounds, or has too many untaken results.
 bool BucketState::TooStale() const {
   return Any([this](const RankState& rank) { return MustWaitFor(rank); });
 }
 
 // Returns true if the round must wait for this rank. A rank with a late arrival is not too stale, because its
-// contribution is about to be delivered. But a round always waits for a rank that has as many untaken results as it
-// may.
+// contribution is about to be delivered. But a round always waits for a rank that has as many untaken results as it may
+// have.
 bool BucketState::MustWaitFor(const RankState& rank) const {
   if (rank.arrival || rank.Absent()) return false;
   if (rank.said.backlog != Report::Backlog::kNone) return true;
@@ -85,7 +85,7 @@ bool BucketState::Satisfied() const {
   return arrived >= std::min(quorum, active);
 }
 
-// Rule 7: returns true if no missing rank can arrive.
+// Rule 7: returns true if no rank that is missing in the open round can arrive.
 bool BucketState::NobodyCanCome() const {
   return !Any([](const RankState& rank) { return !rank.arrival && !rank.CannotCome(); });
 }
@@ -169,7 +169,7 @@ Partition BucketState::GroupsFor(Closing::Reason reason) {
     if (reason == Closing::Reason::kLiveness && WantsEverybody()) return {};
     return GroupsOf(policy().schedule, round, size());
   }
-  // Under PartialReduce the ranks that are held back may be more than one group can have.
+  // Under PartialReduce ranks are held back, so more of them may have arrived than one group can have.
   const auto left = InOrderOfArrival();
   const auto most = static_cast<std::size_t>(policy().group_size);
   std::vector<Members> groups;

@@ -36,7 +36,7 @@ struct BucketState {
     bool joined = false;
     Said said;
     std::optional<Arrival> arrival;  // the arrival at the open round
-    std::optional<int> device;       // where the tensor lies, if the rank has declared the bucket
+    std::optional<int> device;       // the device of the rank's tensor, if the rank has declared the bucket
     int late_seen = 0;               // the most late arrivals in any report since the last closing
     Round last_contribution = -1;
     Time last_arrival = kNever;  // kNever if the rank has not arrived yet
@@ -50,9 +50,9 @@ struct BucketState {
   };
 
   std::vector<RankState> ranks;
-  // Set when round 0 has closed; kept, because a rank that had joined declares the bucket later.
+  // What the ranks agreed on when round 0 closed. It is kept, because a rank that had joined declares the bucket later.
   std::optional<Declaration> declaration;
-  Rank declared_by = 0;                  // the rank whose declaration counts
+  Rank declared_by = 0;                  // the rank from which `declaration` came
   std::map<Rank, Declaration> declared;  // the declarations that came with arrivals since the last closing
   Round round = 0;                       // the number of the open round
   int quorum = 0;                        // the quorum of the open round; set when round 0 has closed
@@ -105,7 +105,7 @@ struct BucketState {
 
 using BucketStates = std::map<std::string, BucketState>;  // the buckets by name
 
-// What a rank says about itself as a whole.
+// What a rank reports about itself, and not about a single bucket.
 struct RankLevel {
   bool absent = false;   // true if the rank is out of training for all buckets, also for unused ones
   bool waiting = false;  // true if the rank waits for a round, so that it cannot arrive at any bucket

@@ -11,7 +11,7 @@ namespace {
 // needs one more cycle, and any grace above zero provides that.
 constexpr Time kSmallestLag{1};
 
-// Round 0 announces at most this many partitions of its schedule. Other communicators are made when they are needed.
+// At round 0 ranks make the communicators of at most this many partitions, and make others when they are needed.
 constexpr Round kUpcoming = 64;
 
 }  // namespace
@@ -111,8 +111,8 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
   }
 }
 
-// Round 0 waits for every rank. A rank that has not arrived will not come if it has joined, or if it is in a flush or
-// at its end and out of training for this bucket.
+// Round 0 waits for every rank. A rank that has not arrived will not come if it has joined. It will not come either if
+// it is out of training for this bucket, and flushes or has ended.
 bool Coordinator::NobodyWillDeclare(const BucketState& bucket) const {
   for (Rank rank = 0; rank < size_; ++rank) {
     const BucketState::RankState& state = bucket.At(rank);
@@ -244,7 +244,7 @@ Closing Coordinator::Close(const std::string& name, BucketState& bucket, Closing
   closing.round = bucket.round;
   closing.reason = reason;
   closing.groups = std::move(groups);
-  deadlocked_since_ = kNever;  // a closing ends a wait
+  deadlocked_since_ = kNever;  // a closing ends a wait, so not all ranks wait for each other
   closing.flushes = unflushed_.erase(name) > 0;
   if (closing.flushes && unflushed_.empty()) closing.flush_over = flush_;
   const bool flush = bucket.declaration && bucket.policy().grouped() && !bucket.HasArrival();
@@ -321,7 +321,7 @@ void Coordinator::Follow(const std::string& name, BucketState& bucket, const std
   bucket.why = pace.quorum.why();
 }
 
-// Closes the last round of a bucket, which delivers what is pending. If nothing is, no rank takes part in the round.
+// Closes the last round of a bucket, which delivers what is pending. If nothing is pending, no rank takes part in it.
 Closing Coordinator::End(const std::string& name, BucketState& bucket, Time now) {
   const bool pending = std::any_of(bucket.ranks.begin(), bucket.ranks.end(),
                                    [](const BucketState::RankState& rank) { return rank.said.pending > 0; });
@@ -393,7 +393,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     }
     if (bucket.declaration && bucket.HasArrival() && !bucket.SharesWork()) {
       if (!bucket.Satisfied()) {
-        bucket.satisfied = kNever;  // a rank is back in training, and too stale to be left out
+        bucket.satisfied = kNever;  // not satisfied any more: a rank that is too stale to be left out trains again
       } else if (bucket.satisfied == kNever) {
         bucket.satisfied = now;
       }
@@ -406,7 +406,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     if (const auto reason = Verdict(bucket, now)) closings.push_back(Close(name, bucket, *reason, now));
   }
   const bool closed = !closings.empty();
-  // Buckets that are full on some rank come last, because that rank must add results up.
+  // Buckets with too many untaken results on some rank come last, because that rank would have to add results up.
   for (const bool full : {false, true}) {
     for (auto& [name, bucket] : buckets_) {
       if (!bucket.HasArrival() || bucket.Running() || bucket.Draining() || bucket.Full() != full) continue;
@@ -414,7 +414,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
       if (bucket.SharesWork() && (bucket.declaration || bucket.EverybodyArrived())) continue;
       if (!(bucket.declaration ? bucket.NobodyCanCome() : NobodyWillDeclare(bucket))) continue;
       if (!closings.empty()) {
-        again_ = true;  // liveness closes one round in a cycle, and only if nothing else closes
+        again_ = true;  // a cycle closes at most one round by liveness, and none if any other closes
       } else {
         closings.push_back(Close(name, bucket, Closing::Reason::kLiveness, now));
       }
@@ -433,8 +433,8 @@ std::vector<Closing> Coordinator::Decide(Time now) {
       closings.push_back(End(name, bucket, now));
     }
   }
-  // The flush closes no round in which a rank has arrived, because a thread that does not flush may wait there. The
-  // next closing of that round counts for the flush.
+  // A flush closes no round at which a rank has arrived, because a thread that does not flush may wait in that round.
+  // The next closing of the bucket counts for the flush.
   for (const std::string& name : std::set<std::string>(unflushed_)) {
     BucketState& bucket = buckets_.at(name);
     if (bucket.HasArrival() || bucket.Running() || bucket.Draining()) continue;

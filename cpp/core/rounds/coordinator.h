@@ -26,7 +26,7 @@ namespace horovod_partial {
 class Coordinator {
  public:
   // How long ranks that have ended wait for ranks that are blocked in a collective of Horovod. That collective needs
-  // the ended ranks and will never run. So the ended ranks then leave, and Horovod fails the others, as it always does.
+  // the ended ranks and will never run. So the ended ranks leave after this time, and Horovod fails the others.
   static constexpr Time kAbandonAfter = std::chrono::seconds(10);
 
   // Ranks that have waited for each other for this long count as waiting for ever, unless the user sets another time.
@@ -35,7 +35,7 @@ class Coordinator {
   explicit Coordinator(int size);
 
   // Sets how long ranks must have waited for each other before all their waits fail; kNever, the default, turns the
-  // check off. It is for the process set of all ranks only: in a smaller process set, other ranks may end a wait.
+  // check off. Only the process set of all ranks has the check: in others, ranks outside may end a wait.
   void SetDeadlockAfter(Time wait) { deadlock_after_ = wait; }
 
   void Observe(Rank rank, const Report& report, Time now);
@@ -93,10 +93,10 @@ class Coordinator {
   struct Pace {
     AutoQuorum quorum;
     std::string bucket;                  // the quorum is chosen from measurements of the rounds of this bucket
-    std::map<std::string, Round> since;  // by other bucket: its closings since the last one of `bucket`
+    std::map<std::string, Round> since;  // for each other bucket: its closings since `bucket` last had one
   };
 
-  // Decisions, which are pure functions of the state. Verdict closes nothing in a bucket without an arrival.
+  // Decisions: pure functions of the state. Verdict finds no reason to close a round at which no rank has arrived.
   std::optional<Closing::Reason> Verdict(const BucketState& bucket, Time now) const;
   std::optional<Closing::Reason> VerdictOnUpdate(const BucketState& bucket) const;
   bool Comes(Rank rank) const { return !levels_[Index(rank)].joined && !levels_[Index(rank)].leaves; }

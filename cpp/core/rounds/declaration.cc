@@ -54,7 +54,8 @@ std::string Disagreement(const std::string& first, const Declaration& one, const
 
 std::string Describe(const Declaration& declaration) {
   const bool scales = declaration.prescale_factor != 1 || declaration.postscale_factor != 1;
-  return std::string(NameOf(declaration.type)) + ShapeOf(declaration) + " on a " + DeviceOf(declaration) + ", " +
+  return std::string(NameOf(declaration.type)) + ShapeOf(declaration) + " on " +
+         (declaration.device == Memory::kHost ? "the CPU" : "GPU " + std::to_string(declaration.device)) + ", " +
          declaration.policy.description + (scales ? ", scaled by " + FactorsOf(declaration) : "");
 }
 

@@ -30,14 +30,14 @@ struct BucketSet {
   bool operator==(const BucketSet& other) const { return Fields(*this) == Fields(other); }
 };
 
-// A report, which each rank sends to the coordinator in every negotiating cycle. Arrivals and a failure are events.
-// Everything else replaces what the rank said in the cycle before. A rank that sends no report has nothing pending, can
-// arrive at every bucket, and is in no flush.
+// A report, which each rank sends to the coordinator in every negotiating cycle. Arrivals and a failure are reported
+// once. Everything else replaces what the rank said in the cycle before. A rank that sends no report has nothing
+// pending, can arrive at every bucket, and is in no flush.
 struct Report {
   enum class Flush : std::uint8_t {
     kNone,
     kFlushing,  // the rank waits until all late contributions of all ranks are delivered
-    kEnding,    // the same, and the rank has ended, so it will contribute nothing any more
+    kEnding,    // the rank waits as in kFlushing and has ended, so it will contribute nothing any more
   };
   // How many results of a bucket the application has not taken.
   enum class Backlog : std::uint8_t {
@@ -50,7 +50,7 @@ struct Report {
       kArrival,
       kPending,
       kRunning,  // a round of the bucket is still being reduced on this rank; on a device that may take several cycles
-      kRetired,  // the rank has retired the bucket; pending contributions are told as for kPending
+      kRetired,  // the rank has retired the bucket; pending contributions are reported as by kPending
     };
     Kind kind = Kind::kArrival;
     std::string bucket;
@@ -124,13 +124,13 @@ struct Closing {
   std::string bucket;
   Round round = 0;
   Reason reason = Reason::kQuorum;
-  bool flushes = false;  // the first closing of the bucket in a flush, which delivers what was pending
-  bool ends = false;     // the last round of the bucket, after which all ranks forget it
+  bool flushes = false;  // true for the first closing of the bucket in a flush: it delivers what was pending
+  bool ends = false;     // true for the last round of the bucket, after which all ranks forget the bucket
   Report::Flush flush_over = Report::Flush::kNone;  // the kind of the flush that ends with this closing, or kNone
   int quorum = 0;                                   // under Auto the quorum of this round; 0 under other policies
   QuorumGuard::Why why = QuorumGuard::Why::kStart;  // under Auto why the quorum of this round was chosen
   std::vector<Contribution> contributions;          // the contribution of each rank
-  Partition groups;                                 // the groups, which reduce separately
+  Partition groups;                                 // the groups of the round; each group reduces by itself
   std::vector<Partition> upcoming;                  // in round 0 of a schedule: the partitions of later rounds
   std::string error;                                // not empty: nothing is reduced, and every rank gets this text
 
@@ -170,8 +170,8 @@ Report DecodeReport(const std::string& bytes);
 // Throws std::runtime_error if no rank of a process set with `size` ranks can have sent this report.
 void Check(const Report& report, int size);
 
-// A closing travels as 32-bit integers, for which Horovod's responses have room. Its name and its error are left out,
-// because the response has them already. DecodeClosing reads a closing at index `at`, and moves `at` behind it.
+// A closing travels as 32-bit integers, for which Horovod's responses have room. Its bucket and its error are left out:
+// the response has them already. DecodeClosing reads a closing at index `at`, and moves `at` behind it.
 void Append(const Closing& closing, std::vector<std::int32_t>& words);
 Closing DecodeClosing(const std::vector<std::int32_t>& words, std::size_t& at);
 

@@ -24,8 +24,8 @@ void MissedResults::Push(Buffer& result, int gradients, DataType type, std::size
 
 void MissedResults::PushEmpty() { results_.push_back({{}, 1, 0}); }
 
-// Adds the two oldest results up until there is room for another. There may be more results than the limit, because of
-// empty rounds, or of rounds that ended while the oldest results were being taken.
+// Adds up the two oldest results until there is room for another result. There may be more results than the limit,
+// because of empty rounds, or of rounds that ended while the oldest results were being taken.
 void MissedResults::MakeRoom(DataType type, std::size_t elements) {
   while (static_cast<int>(results_.size()) >= limit_ && results_.size() > 1) {
     Result oldest = Pop();

@@ -35,7 +35,7 @@ class MissedResults {
 
   // Takes the memory of `result`, and leaves other memory of the same size there, or none.
   void Push(Buffer& result, int gradients, DataType type, std::size_t elements);
-  // Adds a round that has no result for this rank, because the number of rounds must be right.
+  // Adds a round that has no result for this rank, because the number of rounds must stay right.
   void PushEmpty();
   Result Pop();
   // Takes memory that Pop returned, to use it for the next result.

@@ -13,7 +13,7 @@
 namespace horovod_partial {
 
 struct BucketStatistics {
-  // Under Auto: the round from which a quorum has held, and why it was chosen.
+  // Under Auto: the first round with a new quorum, and why this quorum was chosen.
   struct QuorumChange {
     Round round = 0;
     int quorum = 0;
@@ -36,7 +36,7 @@ struct BucketStatistics {
   double waited_seconds = 0;                // how long the application of this rank has waited for results
   double setup_seconds = 0;                 // time to make communicators of groups, which is part of no round
   std::int64_t groups_made = 0;             // the number of communicators that were made
-  std::int64_t dropped = 0;  // the number of late contributions of this rank that were dropped, as not finite
+  std::int64_t dropped = 0;  // the number of late contributions of this rank that were dropped because not finite
   std::int64_t summed = 0;   // the number of missed results of this rank that were added to another result
 
  private:

@@ -35,7 +35,7 @@ std::vector<std::string> DeclaredBy(Rank rank, const BucketStates& buckets) {
   return members;
 }
 
-// Returns a text that says where the declarations of some rank for rounds 0 differ first from those of another rank.
+// Compares the buckets that the ranks have declared without a round. Returns a text with the first difference.
 std::string FirstDifference(int size, const BucketStates& buckets) {
   Rank first = 0;
   std::vector<std::string> members;
@@ -110,7 +110,7 @@ std::string DescribeWaits(const std::vector<RankLevel>& levels, const BucketStat
     if (!bucket.declaration || !bucket.SharesWork()) {
       tell("round " + where + " waits for ranks",
            [&](Rank rank) { return !bucket.At(rank).arrival && !bucket.At(rank).joined; });
-    } else if (bucket.ledger) {  // named for all buckets of the optimizer that share work
+    } else if (bucket.ledger) {  // this bucket is named for all buckets of an optimizer that shares work
       tell("update " + where + " waits for micro-batches of ranks",
            [&](Rank rank) { return bucket.ledger->IsOpen(rank); });
     }

@@ -9,7 +9,7 @@ namespace {
 // So Decide runs again after this time.
 constexpr Time kLookAgain = std::chrono::milliseconds(1);
 
-// The measured time of a micro-batch is bounded by this multiple of the present pace, so that a pause does not count,
+// The time of a micro-batch counts as at most this multiple of the rank's usual time, so that a pause does not count,
 // for example an evaluation in the middle of a micro-batch.
 constexpr int kMostTimes = 3;
 
@@ -84,7 +84,7 @@ void Ledger::Grant(std::size_t rank) {
   ranks_[rank].granted.push_back(static_cast<int>(found));
 }
 
-// Returns when a rank will be free. A rank that is late is expected to be late for as long again.
+// Returns when a rank will be free. A rank that is overdue is expected to need as long again as it is overdue.
 Time Ledger::FreeAt(const State& state, Time pace, Time now) {
   if (state.wants) return now;
   const Time expected = state.since + (state.begun > state.done ? pace : Time(0));
@@ -127,7 +127,7 @@ std::vector<int> Ledger::Wanted(const std::vector<bool>& comes, Time now) const 
 }
 
 std::vector<MicroBatches> Ledger::Tell(const std::vector<int>& wanted) {
-  for (const bool waits : {true, false})  // ranks that wait come first
+  for (const bool waits : {true, false})  // ranks that wait for a micro-batch come first
     for (std::size_t i = 0; i < ranks_.size(); ++i)
       if (ranks_[i].wants == waits && wanted[i] > ranks_[i].held() && Free() > 0) Grant(i);
   bool lacks = false;  // true if some rank should have a micro-batch that another rank holds

@@ -10,8 +10,8 @@
 
 namespace horovod_partial {
 
-// Numbers of micro-batches in an update. Each rank owns equally many: first come those of rank 0, then those of rank 1.
-// A rank makes its own micro-batches in order, then takes over some that other ranks have not begun.
+// Numbers of micro-batches in an update. Each rank has an own share, all of one size: first comes that of rank 0, then
+// that of rank 1. A rank computes its own share in order, and then micro-batches that other ranks have not begun.
 using MicroBatches = std::vector<int>;
 
 // What a rank reports of its micro-batches in the open update. Each report replaces the one before.
@@ -29,7 +29,7 @@ struct Share {
   bool operator==(const Share& other) const { return Fields(*this) == Fields(other); }
 };
 
-// The half of one rank: which micro-batches it may begin. Not thread-safe: the engine's calls hold the bucket's lock.
+// One rank's half of work sharing: the micro-batches it may begin. Not thread-safe: the engine holds the bucket's lock.
 class OwnShare {
  public:
   // In the first update each rank makes all its own micro-batches, because it must declare its buckets then.
@@ -58,13 +58,13 @@ class OwnShare {
   }
 
  private:
-  int first_;  // the number of the first micro-batch that this rank owns
+  int first_;  // the first micro-batch of this rank's own share of the update; other ranks may compute it too
   MicroBatches granted_;
   std::size_t begun_ = 0;
 };
 
-// The coordinator's half, for one optimizer: which rank may begin which micro-batch. A micro-batch that is taken back
-// is free only when a report of the rank shows that it holds fewer, because the rank may have begun it meanwhile.
+// The coordinator's half of work sharing for one optimizer: which rank may begin which micro-batch. If a micro-batch is
+// taken back, it is free only when a report of the rank shows that it holds fewer: the rank may have begun it.
 class Ledger {
  public:
   Ledger(int size, int micro_batches);
@@ -73,8 +73,8 @@ class Ledger {
   void Observe(Rank rank, const Share& share, int done, Time now);
   void Advance(Time now);
 
-  // Returns the micro-batches that each rank may begin. The result is empty if nothing has changed. `comes` says which
-  // ranks may begin another micro-batch.
+  // Returns the micro-batches that each rank may begin. The result is empty if nothing has changed. `comes` is true for
+  // each rank that still begins micro-batches.
   std::vector<MicroBatches> Decide(const std::vector<bool>& comes, Time now);
   // Returns true if a rank is in the middle of a micro-batch.
   bool IsOpen(Rank rank) const {

@@ -52,7 +52,7 @@ class Writer {
   std::string bytes_;
 };
 
-// Decodes values. Throws std::runtime_error if the bytes encode no such value; the text names the bytes as `what`.
+// Decodes values. Throws std::runtime_error for malformed bytes; the text of the error calls the bytes `what`.
 class Reader {
  public:
   Reader(const std::string& bytes, const char* what) : bytes_(bytes), what_(what) {}
@@ -115,7 +115,7 @@ std::string BytesOf(const Value& value) {
   return bytes.Take();
 }
 
-// Decodes a value that takes up all bytes. Throws std::runtime_error otherwise.
+// Decodes one value. Throws std::runtime_error if the bytes are malformed, or go on after the value.
 template <class Value>
 Value FromBytes(const std::string& bytes, const char* what) {
   Reader reader(bytes, what);
@@ -159,7 +159,7 @@ class Format {
     AddText(field.name);
     Add(&field.value);
   }
-  // The hash is FNV-1a. It includes the terminating zero of the text.
+  // Adds a text to the hash, which is FNV-1a. The terminating zero of the text is included.
   void AddText(const std::string& text) {
     for (std::size_t i = 0; i <= text.size(); ++i)
       hash_ = (hash_ ^ static_cast<unsigned char>(text.c_str()[i])) * 16777619u;

@@ -23,7 +23,7 @@ class HostMemory final : public HostAddressable {
 }  // namespace
 
 Memory& Memory::Host() {
-  static auto* memory = new HostMemory;  // never freed, because buffers may outlive static objects
+  static auto* memory = new HostMemory;  // this object is never freed, because buffers may outlive static objects
   return *memory;
 }
 

@@ -8,7 +8,7 @@
 
 namespace horovod_partial {
 
-// Returns the enumerator of this name. Otherwise throws std::invalid_argument, with `what` and all names in the text.
+// Returns the enumerator of this name. If there is none, throws std::invalid_argument with `what` and all names.
 template <class Value>
 Value FromName(const char* what, const std::string& name) {
   constexpr auto names = NamesOf(Value{});

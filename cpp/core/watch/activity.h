@@ -43,7 +43,7 @@ Activity DecodeActivity(const std::string& bytes);
 // The state of this process at one moment.
 struct Look {
   Activity activity;         // what the process is doing; `intervals` is not set
-  std::uint64_t number = 0;  // tells one wait from the next wait for the same thing
+  std::uint64_t number = 0;  // the number of the wait, which tells it from the next wait for the same thing
   std::uint64_t cycles = 0;  // the number of cycles that Horovod has begun so far
 };
 
@@ -51,10 +51,10 @@ struct Look {
 // so a stop makes no wait seem longer.
 class Lasting {
  public:
-  // Must be called at the end of each heartbeat interval, with the state of the process then.
+  // Must be called at the end of each heartbeat interval, with the state of the process at that moment.
   const Activity& Pass(const Look& look);
   const Activity& last() const { return last_.activity; }
-  // The number of intervals in which Horovod has begun no cycle, because another rank holds it up.
+  // The number of intervals in a row in which Horovod has begun no cycle, because another rank holds it up.
   int held() const { return held_; }
 
  private:

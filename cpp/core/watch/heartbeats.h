@@ -12,9 +12,9 @@
 
 namespace horovod_partial {
 
-// The watch of one rank over other ranks. Time is counted in intervals of this process. While this process is stopped,
-// no interval passes. When it goes on, it reads the heartbeats that came meanwhile before it counts the next interval.
-// So a rank that was stopped accuses nobody.
+// The watch of one rank over other ranks. Time is counted in heartbeat intervals of this process. While this process is
+// stopped, no interval passes. When it goes on, it reads the heartbeats that came meanwhile before it counts the next
+// interval. So a rank that was stopped accuses nobody.
 class Heartbeats {
  public:
   // A rank is missing if no heartbeat of it came for more than `limit` intervals.
@@ -24,7 +24,7 @@ class Heartbeats {
   void Heard(Rank rank) { silent_[rank] = 0; }
   // Records that the process of a rank has ended, so the rank is not missing. Its launcher and Horovod notice the end.
   void Gone(Rank rank) { silent_.erase(rank); }
-  // Must be called when an interval has passed. Returns the lowest missing rank, if there is one.
+  // Must be called when a heartbeat interval has passed. Returns the lowest missing rank, if there is one.
   std::optional<Rank> Pass();
   // Returns the number of intervals since the last heartbeat of a rank, or 0 if that rank is not watched.
   int Silence(Rank rank) const;
@@ -58,7 +58,7 @@ struct MissingNotice {
   static MissingNotice Decode(const std::string& bytes);
 };
 
-// Where rank 0 listens for heartbeats, as a text that the ranks gather.
+// Where rank 0 listens for heartbeats. It travels to the other ranks as a text.
 struct Endpoint {
   std::uint16_t port = 0;
   std::string secret;

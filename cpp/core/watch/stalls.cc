@@ -9,14 +9,14 @@
 namespace horovod_partial {
 namespace {
 
-// A wait is logged this many intervals before the limit: one because a wait may be noticed that late, two because it
-// must still be there at the ends of two more intervals.
+// A wait is logged this many intervals before the limit: one because a wait may be noticed one interval late, two
+// because it must still be there two intervals later.
 constexpr int kAhead = 3;
 // A rank that lives sends a heartbeat in each interval. So at the end of an interval of ours, its last heartbeat is no
 // more than this many intervals old.
 constexpr int kHeard = 2;
-// A stall must be there at the ends of this many intervals. If rank 0 was stopped, the messages that it reads first are
-// old, but one interval later they are not.
+// A stall is logged if it is there at the ends of this many intervals in a row. If rank 0 was stopped, the messages
+// that it reads first are old, but one interval later they are not.
 constexpr int kSeen = 2;
 
 bool IsSilent(int silence, int limit) { return silence > limit / 2; }
@@ -104,7 +104,7 @@ StallWatch::News StallWatch::Pass() {
   }
   const Stall stall = Find();
   seen_ = stall.waiting.empty() ? 0 : seen_ + 1;
-  // The log entry waits while it is not known whether some silent rank is stopped.
+  // The log entry is delayed while the heartbeats of some rank are overdue, but not yet so long that it seems stopped.
   const bool open = std::any_of(members_.begin(), members_.end(), [&](const auto& item) {
     const Member& member = item.second;
     return !member.gone && !IsHeard(member) && !IsSilent(member.silent, limit_);
@@ -115,7 +115,7 @@ StallWatch::News StallWatch::Pass() {
   return news;
 }
 
-// Returns the present stall. If there is no stall, its list of waiting ranks is empty.
+// Returns the present stall. If there is no stall, the result has no waiting ranks.
 Stall StallWatch::Find() const {
   Stall stall;
   std::set<Rank> needed;

@@ -16,9 +16,9 @@ namespace horovod_partial {
 struct Stall {
   int intervals = 0;                              // how long the longest wait has lasted at least, in intervals
   std::map<std::string, std::set<Rank>> waiting;  // the ranks that wait, by what they wait for
-  std::set<Rank> computing;                       // ranks that others wait for, and that compute
-  std::map<Rank, int> silent;  // ranks that others wait for and that are silent, and for how many intervals
-  std::map<std::string, std::set<Rank>> resting;  // ranks that have joined or ended, by which of the two
+  std::set<Rank> computing;                       // ranks that compute while others wait for them
+  std::map<Rank, int> silent;  // ranks that others wait for, and for how many intervals they have sent no heartbeat
+  std::map<std::string, std::set<Rank>> resting;  // ranks that have joined or ended, by a text that says which
   std::set<Rank> gone;                            // ranks whose process has ended or has left the job
 
   // Returns the ranks that write their stacks to standard error: all that wait or compute.
@@ -27,11 +27,11 @@ struct Stall {
   std::string Describe(Time interval) const;
 };
 
-// Texts for the log: a number of intervals in seconds, and what a rank that waits is doing.
+// Two texts for the log: how many seconds the intervals last, and what a rank has waited for and how long.
 std::string Lasted(int intervals, Time interval);
 std::string Describe(const Activity& own, Time interval);
 
-// Limits how often a stall is logged. Between two that are logged, ten times the limit passes.
+// Limits how often stalls are logged. After a stall is logged, ten times `limit` passes before the next.
 class Telling {
  public:
   explicit Telling(int limit) : pause_(10 * limit) {}
@@ -63,7 +63,7 @@ class StallWatch {
     std::optional<Stall> begins;
     bool ends = false;
   };
-  // Must be called in each interval.
+  // Must be called at the end of each heartbeat interval. Returns what must be logged now.
   News Pass();
 
  private:
@@ -82,13 +82,13 @@ class StallWatch {
   std::map<Rank, Member> members_;
 };
 
-// The watch of any other rank, in case rank 0 is stopped.
+// The watch of each other rank over rank 0, which may be stopped.
 class LonelyWatch {
  public:
   explicit LonelyWatch(int limit) : limit_(limit), telling_(limit) {}
 
-  // Must be called in each interval. Returns true if rank 0 has been silent for too long, while this rank waited or its
-  // Horovod began no cycle. `silence` and `held` are numbers of intervals.
+  // Must be called in each interval. Returns true if rank 0 has sent no heartbeat for `silence` intervals, which is too
+  // long, while this rank waited, or its Horovod began no cycle for `held` intervals.
   bool Pass(int silence, const Activity& own, int held);
 
  private:

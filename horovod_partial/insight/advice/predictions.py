@@ -16,14 +16,14 @@ from horovod_partial.merging import MessageCost
 
 Floats = NDArray[np.float64]
 
-# A bound on the simulated micro-batches of `predict`, summed over ranks, policies and resamples: so many take some seconds.
+# `predict` simulates at most this many micro-batches, over all ranks, policies and resamples. That takes some seconds.
 _MOST_SIMULATED = 5_000_000
-_MOST_SHARED = 300_000  # a simulation of work sharing takes the first steps, with at most so many micro-batches
+_MOST_SHARED = 300_000  # work sharing is simulated for the first steps only, at most this many micro-batches
 _MOST_RESAMPLES = 50
 _LEAST_RESAMPLES = 20  # fewer resamples do not give an interval
 PASSES = (2, 4, 8, 16)  # numbers of micro-batches for which work sharing is predicted
-_LEAST_BLOCKS = 10  # a resample consists of at least so many blocks of steps
-_HALVINGS = 10  # of the interval in which a price is searched
+_LEAST_BLOCKS = 10  # a resample consists of at least this many blocks of steps
+_HALVINGS = 10  # how often `price_of_a_split` halves the interval in which it searches
 _CYCLE = 1e-3  # Horovod's default cycle time, in seconds
 
 
@@ -59,7 +59,7 @@ def gradient_policies(ranks: int) -> dict[str, int]:
     """Return policies of gradients with their quorums, from the one that waits for all to the one that waits for nobody."""
     quorums = {f"quorum:{share}": math.ceil(share * ranks) for share in (0.875, 0.75, 0.25)}
     named = {"full": ranks, "majority": math.ceil(ranks / 2), "solo": 1, **quorums}
-    # If several policies have the same quorum, take the first one.
+    # If several policies have the same quorum, take the one that is named first.
     first = {quorum: name for name, quorum in reversed(named.items())}
     return {first[quorum]: quorum for quorum in sorted(first, reverse=True)}
 
@@ -67,7 +67,7 @@ def gradient_policies(ranks: int) -> dict[str, int]:
 def model_policies(ranks: int) -> list[str]:
     """Return the texts of policies of models, with group sizes that fit the number of ranks.
 
-    Such policies change the training itself, not only its speed.
+    Policies of models change the training itself, not only its speed.
     """
     sized = max(2, 2 ** int(math.log2(ranks) / 2))
     fits = ["group_average"] if ranks % sized == 0 else []
@@ -75,7 +75,7 @@ def model_policies(ranks: int) -> list[str]:
 
 
 def seconds_behind_the_last(steps: JobSteps) -> float:
-    """Return the time from the last gradient that a round needs to its result, in seconds; the median over the steps.
+    """Return the seconds from the last gradient that a round needs to the round's result; the median over the steps.
 
     In each step this is the shortest time among the ranks that were on time. The rank with this time came last, so it
     waited for no other rank.
@@ -114,7 +114,7 @@ def predict(
     if passes > 1:
         compute = _first_steps(compute, passes)
     steps, ranks = compute.shape
-    most = _MOST_RESAMPLES if passes == 1 else _LEAST_RESAMPLES  # micro-batches take longer to simulate
+    most = _MOST_RESAMPLES if passes == 1 else _LEAST_RESAMPLES  # fewer resamples: micro-batches take long to simulate
     resamples = min(most, _MOST_SIMULATED // max(1, steps * ranks * passes * len(policies)))
     drawn = _blocks(steps, resamples if resamples >= _LEAST_RESAMPLES else 0)
     predictions = []
@@ -141,12 +141,12 @@ def predict(
 def price_of_a_split(compute: Floats, reduction: float, shared: Prediction, rate: float, *, of_samples: bool) -> float:
     """Return the time in seconds that a micro-batch may take in addition to its part of a step.
 
-    If each micro-batch takes so much more, the job makes `rate` steps per second under work sharing.
+    If each micro-batch takes this much longer, the job makes `rate` steps per second under work sharing.
 
     Args:
         compute, reduction, of_samples: see `predict`.
         shared: the prediction for `work_sharing`, whose rate is above `rate`.
-        rate: steps per second.
+        rate: the steps per second that work sharing shall reach.
     """
     compute = _first_steps(compute, shared.passes)
     low, high = 0.0, 1 / (rate * shared.passes)  # each rank makes `passes` micro-batches on average
@@ -161,7 +161,7 @@ def _run(compute: Floats, reduction: float, policy: str, *, passes: int, split: 
     ranks = compute.shape[1]
     least = float(compute.min())
     trace = Trace("recorded", least, (Gradient("all", 1, 0.0),))
-    # In the measured time half a cycle passes on average until a round closes. The simulator adds this time itself.
+    # The measured time includes half a cycle, on average, until a round closes. The simulator adds this time itself.
     cost = max(reduction - _CYCLE / 2, 0.0)
     delays = compute - least
     if of_samples:
@@ -182,12 +182,12 @@ def _run(compute: Floats, reduction: float, policy: str, *, passes: int, split: 
 
 
 def _first_steps(compute: Floats, passes: int) -> Floats:
-    """Return the compute times of as many steps as a simulation of work sharing takes."""
+    """Return the compute times of the first steps, as many as work sharing is simulated for."""
     return compute[: max(_LEAST_BLOCKS, _MOST_SHARED // (compute.shape[1] * passes))]
 
 
 def _blocks(steps: int, resamples: int) -> list[NDArray[np.int64]]:
-    """Draw the steps of each resample, as rows of the compute times, in blocks that are long enough to keep bursts whole."""
+    """Draw the steps of each resample, as rows of the compute times. Blocks of steps keep bursts of slow ones whole."""
     length = max(1, steps // _LEAST_BLOCKS)
     count = math.ceil(steps / length)
     generator = np.random.default_rng(0)

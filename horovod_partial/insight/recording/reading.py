@@ -69,7 +69,7 @@ class Recording:
 def runs(folder: str | PathLike[str]) -> dict[str, Path]:
     """Return the folders of all recorded runs in a folder, by name, oldest first.
 
-    If the folder itself is that of a run, it is the only one.
+    If the folder itself holds the files of a run, the result has only this folder.
 
     Raises:
         ValueError: there is no such folder.
@@ -143,7 +143,7 @@ def _rank(rank: int, files: dict[int, Path], remarks: list[str]) -> RankRecordin
 
     Returns None if none of the rank's files has a complete first line.
     """
-    # Arrivals and results are matched by counting, so use only the segments after the last one that is missing.
+    # Arrivals and results are matched by counting, so use only the segments after the last missing one.
     newest = max(files)
     oldest = next(number for number in range(newest, -2, -1) if number not in files) + 1
     if oldest > 0:
@@ -180,7 +180,7 @@ def _rank(rank: int, files: dict[int, Path], remarks: list[str]) -> RankRecordin
 
 
 def _segment(path: Path, lines: dict[str, list[Table]]) -> Header | None:
-    """Add the lines of a segment's file to `lines`, by table. Returns the file's header, or None if that is cut off."""
+    """Add the lines of a segment's file to `lines`, by table. Returns the header, or None if it is cut off."""
     header: Header | None = None
     raw = path.read_bytes().splitlines()
     for number, text in enumerate(raw, 1):

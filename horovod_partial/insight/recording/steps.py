@@ -4,10 +4,10 @@ With rounds (a partial policy), it uses `arrivals`, `results` and `waits`:
 
 * *handed*: the latest arrival of the step. The rank's compute ends here.
 * *result*: the latest result of the step. A late contribution has its result at once.
-* *begin*: when the application went on after the step before: its result, or the end of the last wait for it.
+* *begin*: when the application went on after the step before: at that step's result, or after the last wait for it.
 
 Under `WorkSharing()` a step is an update of the optimizer that sent most bytes, and its number is that of its round. A rank has
-an arrival for each micro-batch that it made. If it made none, it has no such step.
+an arrival for each micro-batch that it made. If it made none for an update, it does not have this step.
 
 Without rounds (`Full()`), it uses `handed` and `reductions`:
 
@@ -38,12 +38,12 @@ from horovod_partial.insight.recording.reading import Bucket, RankRecording, Rec
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-# An application that computes for so many seconds between a wait and its next tensors has worked on. The time between two
-# gradients of one optimizer is shorter.
+# If an application computes for more than this many seconds between a wait and its next tensors, the wait was not for
+# gradients. The time between two gradients of one optimizer is shorter.
 _LEAST_WORK = 2e-4
-# The text of the policy of buckets under `WorkSharing()`.
+# How recordings write the policy of a bucket under `WorkSharing()`.
 _SHARED = re.compile(r"WorkSharing\(\), backward_passes_per_step=(\d+)")
-_INTERNAL = "horovod_partial."  # names of buckets that compare replicas, and are no part of the training, begin so
+_INTERNAL = "horovod_partial."  # begins the names of buckets that compare replicas; they are not part of the training
 Intervals = tuple[Floats, Floats]  # begins and ends, in seconds; intervals are in order and do not overlap
 
 
@@ -118,7 +118,7 @@ class JobSteps:
         Raises:
             ValueError: no rank has recorded two steps, so the length of a step is unknown.
         """
-        arrived: Counter[tuple[str, str]] = Counter()  # by policy and, under `WorkSharing()`, by optimizer
+        arrived: Counter[tuple[str, str]] = Counter()  # bytes by policy and, under `WorkSharing()`, by optimizer
         reduced = 0
         for rank in recording.ranks.values():
             for bucket, count in zip(*np.unique(rank.tables["results"]["bucket"], return_counts=True), strict=True):
@@ -178,16 +178,16 @@ def intervals(rank: RankRecording, name: str, clocks: Clocks, rows: Any = slice(
     """Return the union of the intervals in a rank's table `reductions` or `waits`, in seconds on rank 0's clock.
 
     The table `reductions` tells when reductions ran on this rank, and `waits` when its application was blocked. Under
-    TensorFlow the latter is unknown, and the table is empty.
+    TensorFlow `waits` is empty, because the waits are unknown.
     """
     table = rank.tables[name]
     return _union(clocks.seconds(rank, table["begin"][rows]), clocks.seconds(rank, table["end"][rows]))
 
 
 def share_with_other_waits(rank: RankRecording, steps: RankSteps, clocks: Clocks, *, rounds: bool) -> float:
-    """Return in what share of its steps, 0 to 1, a rank waits for all ranks in something besides its gradients.
+    """Return the share of a rank's steps, 0 to 1, in which it waits for all ranks, but not for its gradients.
 
-    Under a partial policy such waits are those for Horovod's own operations. Under `Full()` they are the waits after
+    Under a partial policy these are the waits for Horovod's own operations. Under `Full()` they are the waits after
     which the application worked on, before it handed over the last tensors of the step. Under TensorFlow they are
     unknown, and the share is 0.
     """
@@ -268,7 +268,7 @@ def _steps_of_arrivals(
     step, first = np.unique(number[order], return_index=True)
     if not len(step):
         return _steps(rank, clocks, step, step, step, step, step, step, step, step, step > 0)
-    # All micro-batches of an update arrive in the same buckets.
+    # All micro-batches of an update arrive in the same buckets, so the arrivals in one bucket count them.
     last_bucket = arrivals["bucket"][order][np.r_[first[1:], len(order)] - 1]
     of_step = np.repeat(np.arange(len(step)), np.diff(np.r_[first, len(order)]))
     micro_batches = np.bincount(of_step, arrivals["bucket"][order] == last_bucket[of_step]).astype(np.int64)
@@ -278,7 +278,7 @@ def _steps_of_arrivals(
     result, round_, late, staleness = (
         np.maximum.reduceat(rows[name], first) for name in ("time", "round", "late", "staleness")
     )
-    # The application goes on when its last wait for a round that began in this step ends.
+    # The application goes on when its waits for rounds have ended, if they began before the next step's first arrival.
     of_rounds = np.flatnonzero(waits["bucket"] >= 0)
     begun = of_rounds[np.argsort(waits["begin"][of_rounds], kind="stable")]
     next_step = np.r_[np.minimum.reduceat(arrival, first)[1:], np.iinfo(np.int64).max]
@@ -303,7 +303,7 @@ def results_of_arrivals(rank: RankRecording) -> Integers:
         ended = np.flatnonzero(results["bucket"] == bucket)
         # Results before the first recorded arrival belong to arrivals in segments that were dropped.
         ended = ended[results["time"][ended] >= arrivals["time"][arrived[0]]]
-        if bucket in shared:  # all micro-batches of an update have one result, the next one
+        if bucket in shared:  # all micro-batches of an update have the same result, the next one in the bucket
             row = np.searchsorted(results["time"][ended], arrivals["time"][arrived])
             of[arrived] = np.r_[ended, -1][row]
             continue
@@ -322,7 +322,7 @@ def _of_reductions(rank: RankRecording, clocks: Clocks) -> RankSteps:
     result = ends[order][last]
     seen = np.searchsorted(looks, begins[order][last], side="right") - 1
     handed = np.r_[looks, 0][seen]
-    # A step in which the rank handed no tensors over is none: the rank had joined.
+    # If the rank handed no tensors over, it had joined, and this is no step of its training.
     whole = (seen >= 0) & (handed > np.r_[-1, result[:-1]][: len(step)])
     if len(step) and not rank.ended:
         whole[-1] = False  # the recording may have ended in the middle of the last step
@@ -343,7 +343,7 @@ def _steps(
     staleness: Integers,
     whole: NDArray[np.bool_],
 ) -> RankSteps:
-    """Return the whole steps that follow a whole step of a rank, with times on rank 0's clock.
+    """Return the complete steps of a rank whose previous step is complete too, with times on rank 0's clock.
 
     All arrays have the shape (steps,). Times are microseconds on the rank's own clock.
     """

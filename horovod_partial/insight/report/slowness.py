@@ -33,16 +33,17 @@ Kind = Literal["none", "persistent", "bursts", "random"]
 LEAST_STEPS = 30  # fewer steps do not show in what way a rank is slow
 LEAST_SLOWNESS = 1.05  # a persistently slow rank takes at least this many times as long as the faster ranks
 _LEAST_STEP = 1.2  # a slow step takes at least this many times the usual time
-_LEAST_SLOW, _LEAST_SHARE = 4, 0.02  # slow steps are at least so many, and at least this share of all steps
-_LEAST_USUAL = 0.1  # usual steps are at least this share; a rank with fewer is persistently slow
-# Slow and usual steps lie at least so many standard deviations apart. The halves of a normal distribution lie 2.7 apart,
-# and those of a uniform one 3.5. With few steps they lie a little further apart by chance.
+_LEAST_SLOW, _LEAST_SHARE = 4, 0.02  # slow steps are at least this many, and at least this share of all steps
+_LEAST_USUAL = 0.1  # usual steps are at least this share of all steps; a rank with fewer is persistently slow
+# Slow and usual steps lie at least this many standard deviations apart. The halves of a normal distribution lie 2.7
+# apart, and those of a uniform one 3.5. If there are few steps, halves lie a little further apart by chance.
 _LEAST_APART = 3.8
-_SURE = 4.0  # two values differ only if they lie so many standard errors apart
+_SURE = 4.0  # two values differ only if they lie at least this many standard errors apart
 _SMOOTHED = 5  # the size of the window that smooths single steps away, in steps
-_LEAST_IMBALANCE = 1.1  # ranks wait for each other if a step's slowest rank takes so many times the step's mean
+_LEAST_IMBALANCE = 1.1  # ranks wait for each other if a step's slowest rank takes this many times the step's mean
 _FEW = 4  # with fewer ranks than this, it is uncertain whether long steps have a cause that all ranks share
-_TOGETHER = 0.5  # few ranks share a cause of long steps if they are slow together at least so often (see `_together`)
+# In a job with few ranks, long steps have a cause that all ranks share if `_together` returns at least this.
+_TOGETHER = 0.5
 _ALIKE = 1.5  # the deviations of ranks' times are alike if they differ by at most this factor
 
 
@@ -156,7 +157,7 @@ def _own(times: Floats) -> Floats:
         return times
     above = times - np.median(times, axis=0)
     if times.shape[1] < _FEW and _together(above) < _TOGETHER:
-        return times  # the ranks have nothing in common, and a quartile of so few ranks would be the shortest time
+        return times  # the ranks have nothing in common, and the lower quartile of few ranks is the shortest time
     # Use the lower quartile, because slow ranks in a step do not change it.
     shared = np.quantile(above, 0.25, axis=1, method="lower")
     shared = shared - np.median(shared)
@@ -174,7 +175,7 @@ def _together(above: Floats) -> float:
     """Return how often ranks are slow together, -1 to 1.
 
     The result is the share of steps in which two ranks are on the same side of their medians, minus the share of the
-    other steps; the mean over all pairs of ranks. `above` has the shape (steps, ranks).
+    other steps; the mean over all pairs of ranks. `above` are distances from the medians, of the shape (steps, ranks).
     """
     ranks = above.shape[1]
     return float((np.sign(above).sum(axis=1) ** 2 - ranks).mean() / (ranks * (ranks - 1)))
@@ -189,7 +190,7 @@ def _split(times: Floats) -> _Split:
     """Split one rank's steps into slow and usual ones, if there are slow ones. `times` are logarithms of seconds."""
     steps = len(times)
     least, usual = max(_LEAST_SLOW, round(_LEAST_SHARE * steps)), max(_LEAST_SLOW, round(_LEAST_USUAL * steps))
-    # Limit the most extreme times. Otherwise a single step far out, such as a checkpoint, would be a part of its own.
+    # Limit the most extreme times. Otherwise a single very long step, such as a checkpoint, would decide the split.
     low, high = np.partition(times, (least - 1, steps - least))[[least - 1, steps - least]]
     values = np.sort(np.clip(times, low, high))
     sizes = np.arange(usual, steps - least + 1)  # possible numbers of usual steps
@@ -213,7 +214,7 @@ def _of_rank(plain: Slowness, split: _Split, normal: _Split) -> Slowness:
     ahead = split.usual - normal.usual
     share = float(split.slow.mean())
     error = float(np.hypot(split.error, normal.error))
-    # If a rank's steps are short and long by turns, its usual time is uncertain. So its mean must be longer, too.
+    # The usual time is uncertain if short and long steps alternate. So a persistently slow rank also has a longer mean.
     persistent = ahead > max(np.log(LEAST_SLOWNESS), _SURE * error) and plain.score < 1 / LEAST_SLOWNESS
     if persistent and np.expm1(ahead) > share * np.expm1(split.higher):
         return replace(plain, kind="persistent", factor=float(np.exp(ahead)), share=1.0)

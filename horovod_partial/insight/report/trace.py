@@ -77,10 +77,10 @@ def _of_rounds(summary: Summary) -> Iterator[Event]:
     if not len(rounds["time"]):
         return
     decider = recording.ranks[0]
-    track = recording.size  # the rounds' track lies below those of the ranks, which are numbered from 0
+    track = recording.size  # the tracks of ranks are numbered from 0, and the track of rounds lies below them
     yield _named("thread_name", track, "rounds, as rank 0 decided them")
     times = clocks.seconds(decider, rounds["time"])
-    # A round is shown until the next round closes, or until a reduction ends.
+    # A round is shown until the next round closes or a reduction ends, whichever is first.
     edges = np.union1d(times, intervals(decider, "reductions", clocks)[1])
     pending = {rank.rank: _late_arrivals(rank, summary) for rank in recording.ranks.values()}
     arrows = 0
@@ -92,7 +92,7 @@ def _of_rounds(summary: Summary) -> Iterator[Event]:
         told = {"closed by": rounds["reason"][row], "quorum": int(rounds["quorum"][row]), "missing": str(missing)}
         yield _slice(track, f"round {rounds['round'][row]} of {bucket.name}", time, until, False, **told)
         for rank, arrivals in pending.items():
-            # A rank's late gradients travel with the next round for which it is on time, or which delivers them.
+            # Late gradients travel with the next round that their rank is on time for, or with one that delivers them.
             if rank in missing and rank not in delivered:
                 continue
             waiting = arrivals.get(bucket.name, [])

@@ -644,7 +644,6 @@ _TRACED = ("keras_graph", "tape_graph")
 MARKS = dict.fromkeys(_LONG, pytest.mark.full_matrix) | dict.fromkeys(_TRACED, pytest.mark.one_in(3))
 
 optimizers = pytest.mark.trainers("torch", "keras_torch", "keras_eager", "keras_graph")
-keras_optimizers = pytest.mark.trainers("keras_torch", "keras_eager", "keras_graph")
 
 
 @functools.cache
