@@ -357,8 +357,8 @@ PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, cons
   for (auto& [bringer, state] : states) {
     const Time since = WaitsSince(*bringer);
     state.waits = since != kNever && passed(since + thresholds.waiting);
-    // Nobody knows which thread runs graphs. If all graphs have one bringer, and no graph is in progress, the thread in
-    // the flush may be that bringer.
+    // TensorFlow does not tell which thread runs a graph. If all graphs have one bringer, and none is in progress, we
+    // assume that the bringer is the thread in the flush, and do not wait for it.
     const bool runs_nothing = bringer->graphs && graphs == 1 && !InProgress(*bringer);
     const bool polls = bringer->polled != kNever && !passed(bringer->polled + kPollGap) &&
                        passed(bringer->polls_since + thresholds.parked);

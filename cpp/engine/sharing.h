@@ -57,7 +57,7 @@ class WorkSharing {
   const BucketMap& buckets_;
   const Families& families_;
   std::atomic<int> leaving_{0};        // number of threads that end, flush or join; unless 0, no micro-batch begins
-  std::atomic<bool> has_left_{false};  // what ReportLeaves has returned last; while it is true, no micro-batch begins
+  std::atomic<bool> has_left_{false};  // true if the last report said that this rank leaves: no micro-batch begins
 };
 
 }  // namespace horovod_partial

@@ -37,7 +37,7 @@ struct Calls {
   std::function<void(const std::string& text, const std::string& doing)> tell;
 };
 
-// The monitor of one rank. Its thread sends ten heartbeats within the shorter limit, and receives heartbeats. Rank 0
+// The monitor of one rank. Its thread sends ten heartbeats within the shorter of its limits, and receives heartbeats. Rank 0
 // hears from all other ranks what they do, and tells them which rank is missing, and when to write their stacks. The
 // other ranks hear from rank 0 only. A rank is not missing if its process has ended, or if it has stopped its monitor.
 //

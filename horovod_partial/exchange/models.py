@@ -129,5 +129,5 @@ class ModelExchange(ABC):
         self._taken = self.rounds
 
     def _signalled(self) -> int:
-        """Return how many rounds have ended on this rank in the bucket that signals the end of a period."""
+        """Return how many periods have ended for this rank: the rounds of the bucket in which ranks signal such an end."""
         return self.runtime.taken(self.process_set.process_set_id, self.signal_name)

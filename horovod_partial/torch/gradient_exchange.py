@@ -290,8 +290,8 @@ class GradientExchange(Exchange):
         """Let each parameter's `grad` be what its bucket holds.
 
         Args:
-            has_result: whether that is the result of a round. It is returned.
-            steps: the number of local steps that the result contains, as an average over the ranks.
+            has_result: whether that is the result of a round. Returned, so that a caller can end with this call.
+            steps: the number of local steps in the result, as an average over the ranks. `steps_in_round` shows it.
         """
         self._steps_in_round = steps
         self._family.show(self._frozen)

@@ -36,7 +36,7 @@ class SlowMomentumState:
 
     @torch.no_grad()
     def take(self, average: torch.Tensor) -> None:
-        """Compute the new momentum from an average over all ranks of contributions that `contribute` has changed."""
+        """Compute the new momentum from the average over all ranks of what `contribute` has made of their models."""
         if self._anchor is not None:
             self._momentum = (self._anchor - average).div_(self._policy.alpha)
         self.begin_at(average)

@@ -48,9 +48,9 @@ class MicroBatchBucket(GradientBucket):
         return not self.missing
 
     def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: float) -> None:
-        """Arrive with the sum of this rank's micro-batches in the open update, after each of them."""
+        """After each micro-batch: arrive with the sum of those that this rank has made for the open update so far."""
         if self.handle is not None and self.handle.poll():
-            # If the arrival has ended, it has failed: no update ends before this rank's micro-batch. Raise the error.
+            # If the operation has ended, it has failed: no update ends before this rank's micro-batch. Raise the error.
             self.handle.synchronize()
         wire = self.wire
         super().arrive(lambda packed: start(_into(wire, packed)), scale)

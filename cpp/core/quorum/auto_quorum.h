@@ -59,9 +59,9 @@ class AutoQuorum {
   Time closed_{0};
   bool running_ = false;
   std::int64_t steps_ = 0;
-  std::deque<Mark> marks_;       // recent closings under the present quorum, since a rank last left or returned
-  Round since_ = 0;              // the round since which quorum, bucket and ranks have been the same
-  bool disturbed_ = false;       // true if ranks have left or returned since the last closing
+  std::deque<Mark> marks_;  // recent closings under the present quorum, since a rank last left or returned
+  Round since_ = 0;         // the first round with the present quorum, the bucket that is followed, and the same ranks
+  bool disturbed_ = false;  // true if ranks have left or returned since the last closing
   std::deque<Time> reductions_;  // upper bounds of how long the last reductions took
   StepSample sample_;            // the steps from which the present predictions are made
   std::vector<double> predicted_;

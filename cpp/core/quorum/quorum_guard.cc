@@ -71,8 +71,8 @@ bool QuorumGuard::Probe(const std::vector<double>& predicted, std::optional<Rate
   return false;
 }
 
-// Returns the gain that is predicted for a change in this direction, relative to the present quorum. Downwards it is
-// the best prediction, upwards the prediction for all ranks.
+// Returns the rate of steps that is predicted for a change in this direction, divided by that of the present quorum.
+// Downwards it is the best rate of all smaller quorums, upwards the rate of a quorum of all ranks.
 double QuorumGuard::Promise(Direction direction, const std::vector<double>& predicted) const {
   return (direction == kDown ? Best(predicted) : predicted[0]) / std::max(predicted[at_], 1e-9);
 }
@@ -101,7 +101,8 @@ QuorumGuard::Verdict QuorumGuard::Judge(std::optional<Rate> measured) const {
   const bool probe = why_ == Why::kProbe;
   // A change of the quorum stays if no rate was measured before it, because only predictions could judge it.
   if (!trial_->before && !probe) return over ? Verdict::kKept : Verdict::kOpen;
-  // Without a new measured rate, decreases and probes (increases against predictions) are undone; other increases stay.
+  // Without a newly measured rate of steps, decreases and probes (increases against predictions) are undone; other
+  // increases stay.
   const bool unproven = DirectionOf(*trial_) == kDown || probe;
   if (!trial_->before || !measured) {
     if (trial_->periods < kLongestTrial) return Verdict::kOpen;

@@ -18,7 +18,7 @@ namespace horovod_partial {
 
 // A set of buckets that a rank names in its report.
 struct BucketSet {
-  bool all = false;                // true for all buckets of the rank, also for buckets that it has not used yet
+  bool all = false;                // true if the set has all buckets, including those that the rank has not used yet
   std::vector<std::string> names;  // the buckets' names, sorted; empty if `all` is true
 
   bool empty() const { return !all && names.empty(); }
