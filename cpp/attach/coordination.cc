@@ -183,7 +183,7 @@ std::string Coordination::LeaveOutZerosElsewhere(Closing& closing, const std::st
       return "rank " + std::to_string(rank) + " has joined with " + (joined_on_host ? "the CPU" : "a GPU") +
              " as its device, and " + closing.bucket + " lies on " + (joined_on_host ? "GPUs" : "CPUs") +
              ": give hvd.join the device=" + (joined_on_host ? " of that rank's tensors" : "-1") +
-             " there, or use Horovod's NCCL without hierarchical or torus allreduce.";
+             " there, or do without Horovod's operation " + (refusal.empty() ? "MPI_GPUAllreduce" : refusal) + ".";
     }
     if (closing.groups.empty()) closing.groups.assign(joined_.size(), 0);  // one group: all ranks that take part
     closing.groups[at] = kNoGroup;

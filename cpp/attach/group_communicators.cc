@@ -43,12 +43,12 @@ hvd::Status GroupCommunicators::Execute(const std::vector<Closing>& closings,
     if (members.size() > 1) {
       status = ReduceInGroup(members, entries, response, carrier, operation, reduce);
     } else {
-      if (!members.empty()) ReduceAlone(entries, response);
 #if HAVE_GPU
       // Horovod takes its NCCL streams in turn, and all ranks must be at the same one in the next reduction.
       if (response.devices()[0] != CPU_DEVICE_ID)
         state_.current_nccl_stream = (state_.current_nccl_stream + 1) % state_.num_nccl_streams;
 #endif
+      if (!members.empty()) ReduceAlone(entries, response);
     }
   }
   for (const Closing& closing : closings)
