@@ -37,9 +37,10 @@ struct Calls {
   std::function<void(const std::string& text, const std::string& doing)> tell;
 };
 
-// The monitor of one rank. Its thread sends ten heartbeats within the shorter of its limits, and receives heartbeats. Rank 0
-// hears from all other ranks what they do, and tells them which rank is missing, and when to write their stacks. The
-// other ranks hear from rank 0 only. A rank is not missing if its process has ended, or if it has stopped its monitor.
+// The monitor of one rank. Its thread sends ten heartbeats within the shorter of its limits, and receives heartbeats.
+// Rank 0 hears from all other ranks what they do, and tells them which rank is missing, and when to write their stacks.
+// The other ranks hear from rank 0 only. A rank is not missing if its process has ended, or if it has stopped its
+// monitor.
 //
 // The thread never waits for the application or the interpreter. Only the thread uses the sockets. The application
 // stops it through a file that wakes it. In a forked process there is no thread, and the monitor does nothing.
