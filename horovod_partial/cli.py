@@ -205,7 +205,7 @@ def simulate(
 ) -> None:
     """Simulate a job: iteration time, efficiency, contributors and staleness, by policy, rule and number of ranks.
 
-    Column bound: time of the best schedule of whole micro-batches under work sharing. Default: MG-WFBP's first cluster.
+    Column bound: the best schedule of whole micro-batches (work sharing). Default cluster: the MG-WFBP paper's first.
     """
     from horovod_partial.insight.simulate import Cluster, Result, Trace, parse_delays
     from horovod_partial.insight.simulate import simulate as run

@@ -129,5 +129,5 @@ class ModelExchange(ABC):
         self._taken = self.rounds
 
     def _signalled(self) -> int:
-        """Return how many periods have ended for this rank: the rounds of the bucket in which ranks signal such an end."""
+        """Return how many rounds have ended on this rank in the bucket whose rounds signal the ends of periods."""
         return self.runtime.taken(self.process_set.process_set_id, self.signal_name)

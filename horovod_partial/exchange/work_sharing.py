@@ -106,7 +106,7 @@ class MicroBatchSharer(ABC):
         return MicroBatchSharer._active is not None and MicroBatchSharer._active() is self
 
     def leave(self) -> None:
-        """Let other ranks make the begun micro-batch, because this rank is about to flush, to join or to end."""
+        """Same as `runtime.appliers.Sharer.leave`. Raises AssertionError if the micro-batch has gradients already."""
         if self.is_under_way or self._is_applying:
             raise AssertionError(
                 "a flush, a join or the end came after loss.backward() but before optimizer.step(), or within a round hook."
@@ -130,7 +130,7 @@ class MicroBatchSharer(ABC):
         return self._updates if self._is_alone or self._tenure.is_current else 0
 
     def rounds_of(self, generation: Tenure) -> int | None:
-        """Return how many updates were made in a generation; None if this exchange is in another generation now."""
+        """Return how many updates were made in a generation that may be over; None once a later one was entered."""
         return self._updates if self._is_alone or self._tenure.is_that_of(generation) else None
 
 

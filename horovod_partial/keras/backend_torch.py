@@ -46,7 +46,7 @@ def uncompiled(function: _F) -> _F:
     return torch.compiler.disable(function)  # type: ignore[no-untyped-call]
 
 
-outside_graphs = nullcontext  # Keras makes no graphs on PyTorch
+outside_graphs = nullcontext  # what uses it is eager or `uncompiled`, so it never runs within a graph
 
 
 def when_it_runs(function: Callable[..., Any], *inputs: Any, **kind: Any) -> Any:
@@ -249,7 +249,7 @@ class SharedGradients(GradientExchange):
     def add(self, gradients: Sequence[torch.Tensor], *, arrives: bool) -> None:
         """Add the gradients of a micro-batch. If `arrives`, arrive with the sums at all buckets.
 
-        The last bucket also reports that the micro-batch is done, so all others must have arrived before it.
+        The bucket that keeps the grants comes last: it reports that the micro-batch is done, so all others come before.
         """
         by_parameter = dict(zip(self._step.parameters, gradients, strict=True))
         for bucket in reversed(self._sums):

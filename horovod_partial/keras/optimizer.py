@@ -105,7 +105,7 @@ class _Methods:
 
     @property
     def all_variables(self) -> list[Any]:
-        """The optimizer's `variables`, and counters: how many local steps the rounds so far consist of. Keras saves both.
+        """The optimizer's `variables`, and those that convert its rounds to steps (see `Steps`). Keras saves both.
 
         If only one rank has loaded the optimizer, broadcast all of them
         (`hvd.callbacks.BroadcastGlobalVariablesCallback` does).
@@ -289,7 +289,7 @@ class _State:
         return made if isinstance(made, WorkSharingExchange) else None
 
     def begin_epoch(self, optimizer: Any, updates: int) -> int:
-        """Let no micro-batch begin after this many further updates. Returns how many updates came before the epoch.
+        """Let no micro-batch begin after this many further updates. Returns `rounds` before the epoch's first update.
 
         Epochs follow each other without a gap. A rank that is behind in its updates gets the same number as the others.
 

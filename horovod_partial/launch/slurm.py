@@ -46,7 +46,7 @@ class Task:
 
     @property
     def has_rendezvous(self) -> bool:
-        """Whether this task serves the rendezvous. Slurm's `--distribution` may put rank 0 on any node."""
+        """Whether this task serves the rendezvous. It need not be rank 0: `--distribution` may put that on any node."""
         return self.node == self.local_rank == 0
 
 

@@ -63,7 +63,7 @@ class _Finder(MetaPathFinder):
     def __init__(self, tell: Callable[[str, list[str]], None]) -> None:
         self._tell = tell
         self._whole: set[str] = set()  # names of our front ends whose import is complete
-        self._replaced: set[str] = set()  # names of Horovod's modules in whose place ours are imported
+        self._replaced: set[str] = set()  # names of Horovod's front ends whose place has been taken
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

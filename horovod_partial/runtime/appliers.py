@@ -71,7 +71,7 @@ class Sharer(Applier, Protocol):
 class Meanwhile:
     """Takes rounds of a thread's optimizers while the thread waits for something else.
 
-    Rounds are taken only when `replay_limit - 1` have been missed, because the core adds results up if more are missed.
+    Rounds are taken only when `replay_limit - 1` have been missed, because the core adds up what is beyond `replay_limit`.
     """
 
     def __init__(self, library: str, appliers: Sequence[Applier]) -> None:

@@ -101,6 +101,6 @@ def of_models(policy: ModelPolicy | Quorum) -> dict[str, Any]:
 def of_signals() -> dict[str, Any]:
     """Return the keyword arguments of `arguments` for a bucket whose rounds only tell that some rank has arrived.
 
-    No rank waits for the rounds of this bucket.
+    Only the first round waits for all ranks. Each later one closes when the first rank arrives.
     """
     return {"sync": Solo(max_staleness=FOR_EVER, grace_ms=0), "missed": "latest", "late": "discard"}

@@ -33,7 +33,7 @@ PREFIX = "horovod_partial."  # the names of internal buckets begin with this; st
 FACTS, VALUES = f"{PREFIX}replicas.facts", f"{PREFIX}replicas.values"
 
 Array = npt.NDArray[Any]
-Key = tuple[str, Any, str]  # identifies a value of a replica: kind (such as "state"), parameter or group, name
+Key = tuple[str, Any, str]  # identifies a value of a replica: kind ("parameter", "state", ...), its owner, name there
 
 
 class Replica(Protocol):

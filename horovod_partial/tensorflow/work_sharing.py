@@ -169,7 +169,7 @@ class Updater(work_sharing.Updater):
         self._in_training(tf.convert_to_tensor(must_apply))
 
     def flush(self) -> None:
-        """In a flush, between two steps: apply the updates that this rank has not applied yet, until none is left."""
+        """Apply the updates that this rank has not applied yet, until none is left, between two steps."""
         with tf.init_scope():
             self._in_flush(tf.constant(self.must_apply()))
 

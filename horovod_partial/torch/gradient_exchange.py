@@ -111,7 +111,7 @@ class GradientExchange(Exchange):
         self._shown = ShownResult()
         self._ahead = ParametersAhead()
         self._is_applying = False  # whether a round is being applied or waited for; then no round is applied ahead
-        self._is_ahead_of_step = False  # whether the round of this step's gradients was taken before `step`
+        self._is_ahead_of_step = False  # whether `apply_ahead` has taken the round of this step's own gradients, too
         self._has_told = False  # whether a second backward pass before a step has raised its error
         self._has_warned = False  # whether the warning about `state_dict` without a flush was given
 

@@ -46,7 +46,7 @@ class ReplicaState:
         return {key: bytes_of(parameter) for key, parameter in self._of_parameters()}
 
     def arrays(self) -> dict[Key, Array]:
-        """Return the contents of all tensors of the replica, as bytes, including tensors within lists and dictionaries."""
+        """Return the contents of all tensors of the replica, as bytes, also of those within lists and dictionaries."""
         arrays: dict[Key, Array] = {}
         for key, value in self._values():
             _take_apart(value, key, arrays)

@@ -404,7 +404,7 @@ class Name:
 
 
 def unwrapped(optimizer: torch.optim.Optimizer, base: type) -> tuple[Any, ...]:
-    """Return what `__reduce__` needs to pickle a wrapped optimizer as one of the user's class, without hooks."""
+    """Return what `__reduce__` needs to pickle it as an instance of the user's class, without hooks and handles."""
     state = {"defaults": optimizer.defaults, "state": optimizer.state, "param_groups": optimizer.param_groups}
     return base.__new__, (base,), state
 

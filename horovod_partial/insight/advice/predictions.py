@@ -16,7 +16,7 @@ from horovod_partial.merging import MessageCost
 
 Floats = NDArray[np.float64]
 
-# `predict` simulates at most this many micro-batches, over all ranks, policies and resamples. That takes some seconds.
+# The resamples of `predict` have at most this many micro-batches, over all ranks and policies. That takes some seconds.
 _MOST_SIMULATED = 5_000_000
 _MOST_SHARED = 300_000  # work sharing is simulated for the first steps only, at most this many micro-batches
 _MOST_RESAMPLES = 50

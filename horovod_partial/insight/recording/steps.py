@@ -185,7 +185,7 @@ def intervals(rank: RankRecording, name: str, clocks: Clocks, rows: Any = slice(
 
 
 def share_with_other_waits(rank: RankRecording, steps: RankSteps, clocks: Clocks, *, rounds: bool) -> float:
-    """Return the share of a rank's steps, 0 to 1, in which it waits for all ranks, but not for its gradients.
+    """Return the share of a rank's steps, 0 to 1, with a wait for all ranks in something besides its gradients.
 
     Under a partial policy these are the waits for Horovod's own operations. Under `Full()` they are the waits after
     which the application worked on, before it handed over the last tensors of the step. Under TensorFlow they are
