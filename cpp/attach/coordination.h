@@ -24,8 +24,8 @@ class Coordination {
   // `for_all_ranks` says that this is the process set of all ranks.
   void Begin(hvd::HorovodGlobalState& state, bool for_all_ranks);
   bool WantsCycle(Time now) const { return coordinator_.NextDeadline() <= now; }
-  // Logs a warning if ranks wait long for rounds, because Horovod's stall inspector does not see rounds. Returns true
-  // if a wait is so long that the job must end by the inspector's settings.
+  // Logs a warning if ranks wait long for rounds or flushes, because Horovod's stall inspector sees neither. Returns
+  // true if a wait is so long that the job must end by the inspector's settings.
   bool WatchWaits(Time now);
 
   // Takes our reports out of other ranks' messages, where Horovod would count them as requests. Returns true if a rank

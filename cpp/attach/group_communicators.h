@@ -37,7 +37,7 @@ class GroupCommunicators {
   };
 
  public:
-  static constexpr std::size_t kCapacity = 128;  // the largest number of communicators that a rank keeps
+  static constexpr std::size_t kCapacity = 128;  // the most MPI or Gloo communicators of a rank; NCCL's are not limited
 
   GroupCommunicators(hvd::HorovodGlobalState& state, hvd::ProcessSet& process_set, Rank rank, int size)
       : state_(state), process_set_(process_set), rank_(rank), size_(size), cache_(size, kCapacity) {}

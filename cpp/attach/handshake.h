@@ -21,7 +21,7 @@ class HandshakeContext final : public BucketContext {
   // Called on Horovod's thread when the handshake's allreduce has ended. All ranks call this in the same cycle, with
   // the same sums. So from the next cycle on, either all ranks send messages of ours, or none does.
   void Ended(hvd::HorovodGlobalState& state, const std::int64_t* sums);
-  // Returns Horovod's state after the handshake's allreduce, or null if no hook of ours saw that allreduce.
+  // For the application's thread, after the allreduce. Returns Horovod's state, or null if no hook of ours saw it.
   hvd::HorovodGlobalState* state() const { return state_; }
 
  private:

@@ -32,8 +32,8 @@ class Outstanding {
   std::string found_;
 };
 
-// Notes since when this rank has been in a collective of Horovod's own, which takes it out of training. Follows one
-// such collective at a time, in any process set.
+// Notes since when a collective of Horovod's own has been outstanding: if for long, this rank is out of training.
+// Watches one such collective at a time, in any process set.
 class OutstandingWatch {
  public:
   // Returns since when the watched collective has been outstanding, or kNever. The background thread must call this in

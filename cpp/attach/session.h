@@ -53,8 +53,8 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   // --- Called by any thread, once the session is ready, for heartbeats
   // The members of the process set, by their ranks in the job; empty if all ranks are members.
   const std::vector<Rank>& members() const { return members_; }
-  // These return the name of an outstanding collective of Horovod's own, or an empty text; how often that collective
-  // has changed; and a number that grows in each cycle of Horovod.
+  // These return the name of an outstanding collective of Horovod's own, or an empty text; how often the collective
+  // that this rank waits for, in any process set, has changed; and a number that grows in each cycle of Horovod.
   std::string FindForeign() { return outstanding_.Find(); }
   std::uint64_t foreign_changes() const { return foreign_.changes(); }
   std::uint64_t cycles() const { return cycles_; }

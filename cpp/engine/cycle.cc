@@ -166,7 +166,7 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
         surroundings_.first_failure->Hear(closing.error);
       if (closing.bucket == FirstFailure::kDeadlock) {
         surroundings_.first_failure->HearOfDeadlock(closing.error);
-        ++deadlocks_;  // this closing fails the waits of this process set, so nothing is left to do
+        ++deadlocks_;  // the other closings of this cycle fail this process set's waits, so nothing is left to do
       }
       LogRefusal(closing.error);
       continue;

@@ -56,9 +56,9 @@ class Families {
   std::atomic<bool> has_warned_{false};  // true if the log has told of rounds that were added up
 };
 
-// While this object lives, the calling thread waits for other things than these buckets, and takes their results
-// meanwhile. While a bucket has as many untaken results as it may have, no round of it closes. Only the thread that
-// steps the optimizer may do this. The waits may be nested.
+// While this object lives, the calling thread waits (for other buckets, in a flush or for a micro-batch), and takes the
+// results of these buckets meanwhile. While a bucket has as many untaken results as it may have, no round of it closes.
+// Only the thread that steps the optimizer may do this. The waits may be nested.
 class Draining {
  public:
   explicit Draining(Buckets buckets) : buckets_(std::move(buckets)) { Add(1); }

@@ -372,8 +372,8 @@ PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, cons
                                     [](const auto& item) { return item.second.waits || item.second.absent; });
   const bool anybody = !states.empty();
 
-  // If no thread of a process has arrived at any bucket for some time, we assume that all threads wait in Horovod's own
-  // operations, unless the front end tells that none does.
+  // If a collective of Horovod's own is outstanding, and no thread has contributed, collected a result or left a flush
+  // for some time, we assume that all threads wait for Horovod, unless the front end tells that none does.
   const bool may_be_parked = foreign.since != kNever && (!foreign.told || asks || !parked_.empty()) &&
                              passed(std::max(foreign.since, active_) + thresholds.parked);
   bool all_silent = !brought.empty();

@@ -182,7 +182,7 @@ class PossibleArrivals {
     Time free_ = kNever;                // when the last result was collected
     std::array<Time, 8> intervals_{};   // for each of the last rounds: the time from a result to the next contribution
     std::size_t next_interval_ = 0;
-    mutable bool left_out_ = false;  // true if the process has seemed to wait for Horovod since its last result
+    mutable bool left_out_ = false;  // true if the process seemed to wait for Horovod since the bucket's last result
   };
 
  private:

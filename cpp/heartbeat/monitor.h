@@ -19,7 +19,7 @@ namespace horovod_partial::heartbeat {
 
 using Seconds = std::chrono::duration<double>;
 
-// How long a rank may give no heartbeat before the job ends (`abort`), and how long ranks may wait for each other
+// How long a rank may give no heartbeat before the job ends (`abort`), and how long a rank may wait for other ranks
 // before the wait is logged (`stall`). 0 means for ever.
 struct Limits {
   Seconds abort{0};

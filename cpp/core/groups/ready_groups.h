@@ -12,10 +12,10 @@ namespace horovod_partial {
 
 // Forms groups by P-Reduce's rule: first come, first served. By this rule alone, ranks of equal speed would always find
 // the same partners, and parts of the job would never exchange their models. (P-Reduce calls this "update isolation".
-// The paper publishes no rule against it; this rule is ours.) So the last `window` groups shall connect all ranks that
-// train. While they do not, groups of ranks from different parts are preferred. If all candidates belong to one part,
-// they are held until a rank of another part arrives, but no longer than their last step took. If they were held in
-// vain, their part is not held again until all ranks have been connected.
+// The paper publishes no rule against it; what follows is ours.) So the last `window` groups shall connect all ranks
+// that train. While they do not, groups of ranks from different parts are preferred. If all candidates belong to one
+// part, they are held until a rank of another part arrives, but no longer than their last step took. If they were held
+// in vain, their part is not held again until all ranks have been connected.
 class ReadyGroups {
  public:
   struct Candidate {

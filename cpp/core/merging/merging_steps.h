@@ -48,8 +48,8 @@ class MergingSteps {
   // Returns true if a plan may need the times of this step: they are kept for the first and last steps under each plan.
   bool Measures() const;
 
-  // Begins a new plan between two steps. `messages`, if given, replaces the present messages. `due` is the number of
-  // steps until the next plan; without `due` there is none. Throws std::invalid_argument like the constructor.
+  // Must be called between two steps. Begins a new plan. `messages`, if given, replaces the present messages. `due` is
+  // the number of steps until the next plan, if there is one. Throws std::invalid_argument like the constructor.
   void Plan(std::optional<Messages> messages, std::optional<std::int64_t> due);
   // Returns the number of plans since the last restart.
   std::int64_t plans() const { return plans_; }

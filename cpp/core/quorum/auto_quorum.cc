@@ -6,8 +6,8 @@
 namespace horovod_partial {
 namespace {
 
-constexpr Round kWarmUp = 4;        // first rounds that are not measured: ranks compile, allocate and read data in them
-constexpr Round kTransition = 2;    // rounds after a change of the quorum that are not in the measured rate
+constexpr Round kWarmUp = 4;        // first rounds, whose steps do not count: ranks compile, allocate, read first data
+constexpr Round kTransition = 2;    // rounds after a change of quorum, bucket or ranks that do not count for the rate
 constexpr std::size_t kMarks = 25;  // the number of closings whose times are kept; 25 closings bound 24 rounds
 constexpr std::size_t kFewest = 6;  // the least number of closings from which a rate is computed
 constexpr std::size_t kReductions = 16;

@@ -15,8 +15,8 @@
 namespace horovod_partial {
 
 // Chooses one quorum for all buckets of a policy, because the steps of a rank do not depend on the bucket. It observes
-// the rounds of one of these buckets, and depends on nothing else. Every kPeriod rounds it predicts the rate (steps per
-// second) with each candidate quorum, one candidate in each round, so that no closing takes long.
+// the rounds of one of these buckets, and depends on nothing else. Every kPeriod rounds it predicts from recent steps
+// the rate (steps per second) with each candidate quorum, one candidate in each round, so that no closing takes long.
 class AutoQuorum {
  public:
   static constexpr Round kPeriod = 8;

@@ -7,7 +7,7 @@ namespace horovod_partial {
 namespace {
 
 constexpr std::array<int, 2> kLongestHold = {128, 24};  // the longest delays of decreases and increases, in periods
-constexpr double kForgets = 0.8;  // after each delay may_hide_ falls by this factor, so that more increases are tried
+constexpr double kForgets = 0.8;  // may_hide_ falls by this factor whenever no increase can be tried, to allow more
 
 double Best(const std::vector<double>& predicted) { return *std::max_element(predicted.begin(), predicted.end()); }
 
@@ -72,7 +72,7 @@ bool QuorumGuard::Probe(const std::vector<double>& predicted, std::optional<Rate
 }
 
 // Returns the rate of steps that is predicted for a change in this direction, divided by that of the present quorum.
-// Downwards it is the best rate of all smaller quorums, upwards the rate of a quorum of all ranks.
+// Downwards it is the best rate of all candidates, upwards the rate of a quorum of all ranks.
 double QuorumGuard::Promise(Direction direction, const std::vector<double>& predicted) const {
   return (direction == kDown ? Best(predicted) : predicted[0]) / std::max(predicted[at_], 1e-9);
 }
@@ -101,8 +101,8 @@ QuorumGuard::Verdict QuorumGuard::Judge(std::optional<Rate> measured) const {
   const bool probe = why_ == Why::kProbe;
   // A change of the quorum stays if no rate was measured before it, because only predictions could judge it.
   if (!trial_->before && !probe) return over ? Verdict::kKept : Verdict::kOpen;
-  // Without a newly measured rate of steps, decreases and probes (increases against predictions) are undone; other
-  // increases stay.
+  // If the new rate is not measured by the end of the longest trial, decreases and probes (increases against
+  // predictions) are undone; other increases stay.
   const bool unproven = DirectionOf(*trial_) == kDown || probe;
   if (!trial_->before || !measured) {
     if (trial_->periods < kLongestTrial) return Verdict::kOpen;

@@ -25,7 +25,7 @@ class QuorumGuard {
   static constexpr double kHopeless = 0.85;   // a trial ends early if less than this share of the old rate is left
   // Rates that are predicted for larger quorums may be too low by this factor.
   static constexpr double kMayHide = 0.6;
-  static constexpr double kNewLoad = 1.25;  // if the gain predicted for a change grows by this, its delay ends early
+  static constexpr double kNewLoad = 1.25;  // if the gain predicted for a change grows by this factor, its delay ends
   static constexpr double kNewRate = 1.3;   // if the measured rate changes by this factor, delays of changes end early
   static constexpr int kTrial = 3;          // the length of a trial, in periods
   static constexpr int kLongestTrial = 8;   // the longest trial, in periods, if the rates vary too much

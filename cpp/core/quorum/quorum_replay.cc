@@ -85,8 +85,8 @@ class Replayed {
     return LastWithin(std::max(*last, stale));
   }
 
-  // Returns when a round closes if its policy is satisfied at this time. The round waits for ranks that arrive within
-  // the grace. An automatic grace is zero unless most missing ranks arrive within it.
+  // Returns when a round closes if its policy is satisfied at this time: when all ranks are there, or after the grace.
+  // Automatic grace lasts until the last arrival within its cap if most missing ranks come within the cap, else 0.
   Time LastWithin(Time satisfied) const {
     const bool learns = rule_.grace == Policy::kAutomaticGrace;
     const Time end = satisfied + (learns ? GraceEstimator::CapOf(sample_.usual) : rule_.grace);

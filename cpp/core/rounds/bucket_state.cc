@@ -15,7 +15,7 @@ bool BucketState::Any(const Condition& condition) const {
   return std::any_of(ranks.begin(), ranks.end(), condition);
 }
 
-// Returns the declaration of the bucket, or null. Before all ranks have agreed, it is that of the lowest rank.
+// Returns the declaration of the bucket, or null. Until all ranks have agreed, the lowest rank with one gives it.
 const Declaration* BucketState::Known() const {
   if (declaration) return &*declaration;
   return declared.empty() ? nullptr : &declared.begin()->second;

@@ -30,9 +30,9 @@ struct BucketSet {
   bool operator==(const BucketSet& other) const { return Fields(*this) == Fields(other); }
 };
 
-// A report, which each rank sends to the coordinator in every negotiating cycle. Arrivals and a failure are reported
-// once. Everything else replaces what the rank said in the cycle before. A rank that sends no report has nothing
-// pending, can arrive at every bucket, and is in no flush.
+// A report, which each rank sends to the coordinator in every negotiating cycle. An arrival is reported when it is new
+// or has changed, a failure once. Everything else replaces what the rank said in the cycle before. A rank that sends no
+// report has nothing pending, can arrive at every bucket, and is in no flush.
 struct Report {
   enum class Flush : std::uint8_t {
     kNone,

@@ -58,7 +58,7 @@ class OwnShare {
   }
 
  private:
-  int first_;  // the first micro-batch of this rank's own share of the update; other ranks may compute it too
+  int first_;  // the number of the first micro-batch of this rank's own share; another rank may compute it instead
   MicroBatches granted_;
   std::size_t begun_ = 0;
 };

@@ -87,8 +87,8 @@ class LonelyWatch {
  public:
   explicit LonelyWatch(int limit) : limit_(limit), telling_(limit) {}
 
-  // Must be called in each interval. Returns true if rank 0 has sent no heartbeat for `silence` intervals, which is too
-  // long, while this rank waited, or its Horovod began no cycle for `held` intervals.
+  // Must be called in each interval. Returns true if rank 0 has been silent for too long (`silence` intervals), while
+  // this rank waited or its Horovod began no cycle (for `held` intervals).
   bool Pass(int silence, const Activity& own, int held);
 
  private:
