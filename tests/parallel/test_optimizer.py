@@ -176,7 +176,7 @@ def test_policy_from_the_environment(world: World, monkeypatch: pytest.MonkeyPat
         (name,) = set(hvd.partial_stats()) - before
         assert "Optimizer" in name
         explicit = hvd.DistributedOptimizer(MAKERS["momentum"](model), model.named_parameters(), sync="full")
-        assert set(hvd.partial_stats()) == before | {name}
+        assert set(hvd.partial_stats()) - before == {name}  # buckets of earlier optimizers may end meanwhile
         assert explicit.is_horovod_partial
     finally:
         settings.cache_clear()
