@@ -107,10 +107,16 @@ TEST(ButterflyTest, GroupsAreOfTheRightSize) {  // C1
 }
 
 TEST(ButterflyTest, ReachesAllRanksInTheFewestRounds) {
-  for (int size = 2; size <= 64; size *= 2)
-    for (int group_size = 2; group_size <= size; group_size *= 2)
-      for (const auto& reached : Reached(Make(Kind::kButterfly, group_size), RoundsToReachAll(group_size, size), size))
+  for (int size = 2; size <= 64; size *= 2) {
+    for (int group_size = 2; group_size <= size; group_size *= 2) {
+      const Schedule butterfly = Make(Kind::kButterfly, group_size);
+      const int rounds = RoundsToReachAll(group_size, size);
+      for (const auto& reached : Reached(butterfly, rounds, size))
         EXPECT_EQ(reached.size(), static_cast<std::size_t>(size)) << group_size << " of " << size;
+      for (const auto& reached : Reached(butterfly, rounds - 1, size))
+        EXPECT_LT(reached.size(), static_cast<std::size_t>(size)) << group_size << " of " << size;
+    }
+  }
 }
 
 TEST_F(MixingTest, TheButterflyOfPowersOfTwoLeavesNoSpread) {  // C2

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from harness.matrix import scripted
@@ -53,7 +56,12 @@ def test_a_rank_that_has_joined_before_round_0_takes_part_in_it(world: World, jo
     assert reduce(name) == world.size
 
 
-OPERATIONS = {"op": hvd.Sum}, {"op": hvd.Average}, {"op": hvd.Sum, "prescale_factor": 0.5, "postscale_factor": 3.0}
+# Options of a reduction of ones, and what one rank contributes to the result among `size` ranks.
+OPERATIONS: dict[str, tuple[dict[str, Any], Callable[[int], float]]] = {
+    "sum": ({"op": hvd.Sum}, lambda size: 1.0),
+    "average": ({"op": hvd.Average}, lambda size: 1 / size),
+    "scaled": ({"op": hvd.Sum, "prescale_factor": 0.5, "postscale_factor": 3.0}, lambda size: 1.5),
+}
 
 
 @pytest.mark.parametrize("stays", [0, 1])
@@ -63,11 +71,10 @@ def test_zeros_elsewhere_are_left_out(world: World, stays: int, device: int) -> 
     tensor = torch.ones(3) if device == HOST else torch.ones(3, device="cpu")
 
     def reduce_all(leavers: int) -> None:
-        for number, options in enumerate(OPERATIONS):
-            name = world.name(f"{tensor.device.type}{number}")
+        for kind, (options, of_one_rank) in OPERATIONS.items():
+            name = world.name(f"{tensor.device.type} {kind}")
             result = hvd.partial_allreduce(tensor, name=name, sync="quorum:1.0", **options)
-            alone = 1 / world.size if number == 1 else 1.5 if number == 2 else 1.0
-            assert result.tolist() == [alone * (world.size - leavers)] * 3, options
+            assert result.tolist() == [of_one_rank(world.size) * (world.size - leavers)] * 3, kind
 
     reduce_all(0)
     if world.rank in (stays, (stays + 1) % world.size):
