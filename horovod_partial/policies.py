@@ -324,23 +324,8 @@ class Schedule(_Schedule):
         return _core.Schedule(kind="table", group_size=1, table=table)
 
 
-_AVERAGED = ("parameters", "buffers", "state")
-
-
-def _check_average(average: Any) -> tuple[str, ...]:
-    names = (average,) if isinstance(average, str) else tuple(average) if isinstance(average, Iterable) else ()
-    unknown = [name for name in names if name not in _AVERAGED]
-    if unknown or "parameters" not in names:
-        raise ValueError(f"average must hold 'parameters', and may hold 'buffers' and 'state', not {average!r}")
-    return names
-
-
 def _check_share(name: str, value: Any) -> None:
     require(is_number(value) and 0.0 < value <= 1.0, name, "a number above 0 and at most 1", value)
-
-
-def _check_overlap(overlap: Any) -> None:
-    require(is_flag(overlap), "overlap", "True or False", overlap)
 
 
 @dataclass(frozen=True)
@@ -365,15 +350,27 @@ class SlowMomentum:
         require(is_number(self.alpha) and 0.0 < self.alpha < math.inf, "alpha", "a number above 0", self.alpha)
 
 
-def _check_slow_momentum(slow_momentum: Any) -> None:
-    fits = slow_momentum is None or isinstance(slow_momentum, SlowMomentum)
-    require(fits, "slow_momentum", "hvd.SlowMomentum(beta)", slow_momentum)
+_AVERAGED = ("parameters", "buffers", "state")
 
 
 class _ModelPolicy(_Policy):
     """A policy whose contributions are models."""
 
+    average: tuple[str, ...]
+    overlap: bool
     slow_momentum: SlowMomentum | None = None
+
+    def _check_average(self) -> None:
+        """Check what is averaged, and how; and let `average` be a tuple, also if it was given as a text or a list."""
+        given: Any = self.average
+        names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else ()
+        unknown = [name for name in names if name not in _AVERAGED]
+        if unknown or "parameters" not in names:
+            raise ValueError(f"average must hold 'parameters', and may hold 'buffers' and 'state', not {given!r}")
+        object.__setattr__(self, "average", names)
+        require(is_flag(self.overlap), "overlap", "True or False", self.overlap)
+        fits = self.slow_momentum is None or isinstance(self.slow_momentum, SlowMomentum)
+        require(fits, "slow_momentum", "hvd.SlowMomentum(beta)", self.slow_momentum)
 
     def bucket_options(self) -> dict[str, Any]:
         """Return the fields of `_core.BucketSpec` that say what happens to late models, and how models are weighted."""
@@ -422,9 +419,7 @@ class GroupAverage(_ModelPolicy, _OpenRounds):
             raise ValueError("give size or schedule, not both: a schedule has its own sizes")
         fits = self.schedule is None or isinstance(self.schedule, _Schedule)
         require(fits, "schedule", "hvd.Butterfly(...) or hvd.Schedule(...)", self.schedule)
-        object.__setattr__(self, "average", _check_average(self.average))
-        _check_overlap(self.overlap)
-        _check_slow_momentum(self.slow_momentum)
+        self._check_average()
         if self.slow_momentum is not None and self.period is None:
             raise ValueError(
                 "slow_momentum changes the averages over all ranks, and period=None makes none: give a period"
@@ -468,8 +463,7 @@ class PartialReduce(_ModelPolicy):
         if self.weights not in ("constant", "staleness"):
             raise ValueError(f"weights must be 'constant' or 'staleness', not {self.weights!r}")
         _check_share("alpha", self.alpha)
-        object.__setattr__(self, "average", _check_average(self.average))
-        _check_overlap(self.overlap)
+        self._check_average()
 
     def to_core(self, size: int) -> _core.Policy:
         # The last `window` groups together must connect all ranks, so that ranks form no separate cliques.
@@ -507,9 +501,7 @@ class WeightedAverage(_ModelPolicy):
     def __post_init__(self) -> None:
         require_count("period", self.period, 1)
         _check_share("contraction", self.contraction)
-        object.__setattr__(self, "average", _check_average(self.average))
-        _check_overlap(self.overlap)
-        _check_slow_momentum(self.slow_momentum)
+        self._check_average()
 
     def to_core(self, size: int) -> _core.Policy:
         return _core.Policy(quorum=size, max_staleness=FOR_EVER)

@@ -62,7 +62,7 @@ class Monitor {
   // waiting for it. Its heartbeats go on, so other ranks still notice if it is missing.
   void Rest() { *rests_ = true; }
 
-  // What the thread runs. Run returns by itself, or when `stop_file` becomes readable.
+  // What the monitor's thread runs. Run returns by itself, or when `stop_file` becomes readable.
   class Watch {
    public:
     virtual ~Watch() = default;

@@ -138,8 +138,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     """Set the learning rate to `initial_lr * multiplier`, from `start_epoch` to `end_epoch`.
 
     Under a partial policy that replays rounds, the rate of each round is set by the number of steps in the rounds before
-    it. So all ranks apply a round at the same rate. Then this callback flushes when training begins, and needs
-    `steps_per_epoch`.
+    it. So all ranks apply a round at the same rate. Under such a policy this callback flushes when training begins, and
+    needs `steps_per_epoch`.
 
     Args:
         initial_lr: the learning rate at the start of training.
@@ -260,7 +260,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raise the learning rate from `initial_lr / hvd.size()` to `initial_lr`, a little before each batch.
+    """Raise the learning rate from `initial_lr / hvd.size()` to `initial_lr`, by a small amount before each batch.
 
     Args:
         initial_lr: the learning rate after the warm-up.

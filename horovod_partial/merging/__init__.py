@@ -110,7 +110,7 @@ class MergingPlan:
         return messages[-1][1] if messages else 0.0
 
     def by_rule(self, rule: str, cost: MessageCost) -> MergingPlan:
-        """Return the plan that a rule makes from the same times of gradients, with this cost of messages."""
+        """Return the plan that a rule makes from the times of this plan's gradients and the given cost of messages."""
         # Gradients of one dtype and device lie in order of time. Where the times fall, another dtype or device begins.
         breaks = [i for i in range(1, len(self.ready)) if self.ready[i] < self.ready[i - 1]]
         return plan(rule, self.gradients, self.nbytes, self.ready, cost, breaks=breaks, around=self.around)

@@ -11,6 +11,7 @@ import pickle
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -159,6 +160,7 @@ _in_flight: list[Posted] = []
 _in_flight_lock = threading.Lock()
 
 
+@dataclass(eq=False)
 class Meeting:
     """The exchange of messages in which the ranks of a process set compare their replicas.
 
@@ -173,21 +175,12 @@ class Meeting:
         size: the size of the process set.
     """
 
-    def __init__(
-        self,
-        submit: Callable[..., _attach.Handle],
-        wait: Callable[[_attach.Handle], None],
-        claim: Callable[[list[str]], None],
-        clear: Callable[[list[str]], None],
-        rank: int,
-        size: int,
-    ) -> None:
-        self._submit = submit
-        self._wait = wait
-        self._claim = claim
-        self._clear = clear
-        self.rank = rank
-        self.size = size
+    submit: Callable[..., _attach.Handle]
+    wait: Callable[[_attach.Handle], None]
+    claim: Callable[[list[str]], None]
+    clear: Callable[[list[str]], None]
+    rank: int
+    size: int
 
     def open(self) -> None:
         """Declare the two buckets by a first round, before any rank can end. Does not wait for the round."""
@@ -196,12 +189,12 @@ class Meeting:
 
     def come(self) -> None:
         """Tell the core that the calling thread arrives at the two buckets, because it is about to flush."""
-        self._claim([FACTS, VALUES])
+        self.claim([FACTS, VALUES])
 
     def begin(self) -> None:
         """Forget rounds that this rank missed when it was interrupted, since they would make it late for new ones."""
         for name in (FACTS, VALUES):
-            self._clear([name])
+            self.clear([name])
 
     def post(self, name: str, values: Array) -> Posted:
         """Begin to sum integers over all ranks, in place, in the bucket `name`. `values`: int32, one dimension."""
@@ -215,7 +208,7 @@ class Meeting:
         )
         config = _attach.BucketConfig(spec, dtype=_INT32, shape=[values.size], device=-1)
         address = values.ctypes.data
-        posted = Posted(self._submit(name, config, address, address, 0, 0), values)
+        posted = Posted(self.submit(name, config, address, address, 0, 0), values)
         with _in_flight_lock:
             _in_flight[:] = [other for other in _in_flight if not other.handle.poll()] + [posted]
         return posted
@@ -227,7 +220,7 @@ class Meeting:
             _TooLateError: the round closed without this rank.
         """
         handle, values = posted
-        self._wait(handle)
+        self.wait(handle)
         info = handle.info()
         if info.late:
             raise _TooLateError

@@ -152,10 +152,10 @@ class Runtime:
         _attach.record_wait(self._library, begin, end)
 
     def shutdown(self) -> None:
-        """Deliver late contributions, apply missed rounds, wait for all ranks to call this, and shut Horovod down.
+        """Wait until every rank calls this and late contributions are delivered; then call Horovod's `shutdown`.
 
-        While an exception is being handled it does not wait, and the other ranks fail at once, same as with Horovod. An
-        exit with status 0 does not count as an exception.
+        This does not wait while an exception is being handled, unless the exception is an exit with status 0. A program
+        that never calls this waits and delivers at exit.
         """
         self._rest()
         try:
@@ -265,7 +265,7 @@ class Runtime:
         atexit.unregister(self._at_exit)
 
     def use(self, process_set: int) -> None:
-        """Note that a process set is used, so that its late contributions are delivered at the end."""
+        """Remember a process set, so that shutdown or the exit of the process delivers its late contributions."""
         if self._begin():  # a generation begins here only if the program has called Horovod's own `init`
             self._record_as_set()
         self._process_sets.add(process_set)
@@ -460,9 +460,8 @@ class Runtime:
             if meeting is None:
                 meeting = healing.Meeting(
                     functools.partial(self.submit, number),
-                    lambda handle: self._guarded(
-                        handle.wait, ()
-                    ),  # this wait takes no rounds, because rounds would change the replicas
+                    # This wait takes no rounds, because rounds would change the replicas.
+                    lambda handle: self._guarded(handle.wait, ()),
                     functools.partial(self._claim, number),
                     functools.partial(self.clear, number),
                     process_set.rank(),
@@ -477,16 +476,25 @@ class Runtime:
             return self._meetings.get(process_set) if self._has_met.is_current else None
 
     def add_process_set(self, process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-        """Call Horovod's `add_process_set`, after a flush of every process set that this rank uses.
+        """Flush every process set in use, then call Horovod's `add_process_set`. All ranks must call this.
 
-        The flush avoids a deadlock: Horovod's function waits for all ranks and takes part in no round. Fast ranks would
-        wait in it, and slow ranks in a round that needs the fast ones.
+        Args:
+            process_set: a `hvd.ProcessSet`, or the ranks of a new one.
+
+        Raises:
+            ValueError: a process set of these ranks exists already.
         """
+        # The flush avoids a deadlock: Horovod's function waits for all ranks and takes part in no round. Fast ranks would
+        # wait in it, and slow ranks in a round that needs the fast ones.
         self._flush_all()
         return process_sets.add_process_set(process_set)
 
     def remove_process_set(self, process_set: ProcessSet) -> bool:
-        """Call Horovod's `remove_process_set`, after a flush, so that no late contribution is lost."""
+        """Flush every process set in use, then call Horovod's `remove_process_set`. All ranks must call this.
+
+        Returns:
+            Whether the process set existed and was removed. The process set of all ranks is never removed.
+        """
         self._flush_all()
         number = process_set.process_set_id
         removed = process_sets.remove_process_set(process_set)
@@ -580,6 +588,11 @@ class Runtime:
     def is_initialized(self) -> bool:
         """Return whether Horovod is initialised."""
         return self._mpi_ops.is_initialized()
+
+    def check_initialized(self) -> None:
+        """Raise ValueError if Horovod is not initialised."""
+        if not self.is_initialized():
+            raise ValueError("Horovod has not been initialized; use hvd.init().")
 
     def statistics(self, process_set: int) -> dict[str, dict[str, Any]]:
         """Return the raw statistics of every bucket of a process set, by name, without the buckets of flushes."""

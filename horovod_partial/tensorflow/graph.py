@@ -208,7 +208,7 @@ def arrive_merged(
             results.append(result)
             infos.append(_round_info(*info))
             numbers.append(info[0])
-    # Slice the field `empty` out of a stack of all fields, so that the graph may drop operations that unpack fields.
+    # Read the field `empty` from `numbers`, not from `infos`, so that the graph may drop operations that make `infos`.
     return results, infos, tf.stack(numbers)[:, RoundInfo._fields.index("empty")]
 
 

@@ -15,7 +15,6 @@ from horovod.tensorflow.mpi_ops import allgather
 from horovod_partial import _core
 from horovod_partial.exchange.merging import FusedTraining
 from horovod_partial.merging import MergedGradients, MergingPlan
-from horovod_partial.merging.planner import Gradient
 from horovod_partial.policies import Quorum
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.tensorflow.buckets import Member, collect
@@ -68,29 +67,17 @@ class Merging(FusedTraining):
     When a plan is due, `_plan` runs in the graph's thread, or in eager code in the application's thread. It never runs
     twice at the same time, because steps follow each other.
 
-    Args:
-        name: prefix of the buckets' names; the same on every rank, and not used by anything else.
-        options: the user's argument `merging`.
-        process_set: the ranks that take part.
-        gradients: name, shape and type of each gradient.
-        messages: which gradients travel together before there is a plan: for each message, positions in `gradients`.
+    The arguments are those of `FusedTraining`. Nothing else may use `name`.
     """
 
     runtime = runtime
 
-    def __init__(
-        self,
-        name: str,
-        options: MergedGradients,
-        process_set: ProcessSet,
-        gradients: Sequence[Gradient],
-        messages: list[list[int]],
-    ) -> None:
+    def __init__(self, *arguments: Any) -> None:
         self.tenure = Tenure(runtime)  # the generation of Horovod that the buckets belong to
         self.tenure.enter()
         self._members: Sequence[Member] = ()  # the gradients of the last eager step, or of the last traced graph
         self._spec = _core.BucketSpec()  # the declaration of the buckets of the last eager step or traced graph
-        super().__init__(name, options, process_set, gradients, messages)
+        super().__init__(*arguments)
 
     def collect(self) -> list[tuple[int, tf.Tensor]]:
         """Return the sums of the gradients that this rank has missed, as pairs of a position in the step and a sum.

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import horovod.tensorflow as horovods
 import tensorflow as tf
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.mpi_ops import Average, Sum
 
 from horovod_partial.checks import require
@@ -20,6 +19,10 @@ from horovod_partial.tensorflow.graph import arrive, runtime, wire_dtype
 
 Tensors: TypeAlias = "tf.Tensor | Sequence[tf.Tensor]"
 
+add_process_set = runtime.add_process_set
+remove_process_set = runtime.remove_process_set
+shutdown = runtime.shutdown
+
 
 def init(*args: Any, **kwargs: Any) -> None:
     """Call `horovod.tensorflow.init`, then prove by a handshake that partial collectives work on every rank.
@@ -29,15 +32,6 @@ def init(*args: Any, **kwargs: Any) -> None:
         ValueError: settings contradict each other. Every rank raises the same error.
     """
     runtime.init(*args, **kwargs)
-
-
-def shutdown() -> None:
-    """Wait until every rank calls this and late contributions are delivered; then call `horovod.tensorflow.shutdown`.
-
-    This does not wait while an exception is being handled, unless the exception is an exit with status 0. A program that
-    never calls this waits and delivers at exit.
-    """
-    runtime.shutdown()
 
 
 def join(*args: Any, **kwargs: Any) -> Any:
@@ -55,31 +49,10 @@ def flush(process_set: ProcessSet = global_process_set) -> None:
     has used no partial collective in this process set need not call it either, and does not wait if it does.
     """
     check_kinds({"process_set": process_set})
-    check_initialized()
+    runtime.check_initialized()
     if not tf.executing_eagerly():
         raise ValueError("call flush outside of graphs: it delivers late contributions when Python calls it")
     runtime.flush(process_set.process_set_id)
-
-
-def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Flush every process set in use, then call `horovod.tensorflow.add_process_set`. All ranks must call this.
-
-    Args:
-        process_set: a `hvd.ProcessSet`, or the ranks of a new one.
-
-    Raises:
-        ValueError: a process set of these ranks exists already.
-    """
-    return runtime.add_process_set(process_set)
-
-
-def remove_process_set(process_set: ProcessSet) -> bool:
-    """Flush every process set in use, then call `horovod.tensorflow.remove_process_set`. All ranks must call this.
-
-    Returns:
-        Whether the process set existed and was removed. The process set of all ranks is never removed.
-    """
-    return runtime.remove_process_set(process_set)
 
 
 def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dict[str, Any]]:
@@ -102,14 +75,8 @@ def record(directory: str | os.PathLike[str], megabytes: float = 64.0) -> None:
         RuntimeError: the files cannot be made, or this rank is being recorded already.
         ValueError: an argument is out of range, or Horovod has not been initialised.
     """
-    check_initialized()
+    runtime.check_initialized()
     runtime.record(directory, megabytes)
-
-
-def check_initialized() -> None:
-    """Raise ValueError if Horovod is not initialised."""
-    if not mpi_ops.is_initialized():
-        raise ValueError("Horovod has not been initialized; use hvd.init().")
 
 
 @tf.autograph.experimental.do_not_convert
@@ -177,7 +144,7 @@ def _full_allreduce(
     tensor: Tensors, name: str | None, op: int, prescale: float, postscale: float, process_set: ProcessSet
 ) -> Any:
     options = {"op": op, "prescale_factor": prescale, "postscale_factor": postscale, "process_set": process_set}
-    check_initialized()
+    runtime.check_initialized()
     if isinstance(tensor, (list, tuple)):
         return horovods.grouped_allreduce(list(tensor), name=name, **options)
     return horovods.allreduce(tensor, name=name, **options)
@@ -262,7 +229,7 @@ def _reduce(
     return_info: bool,
 ) -> Any:
     check_kinds({"name": name, "op": op, "process_set": process_set, "return_info": return_info})
-    check_initialized()
+    runtime.check_initialized()
     divides = is_average(op, Average, Sum)
     if not name:
         raise ValueError("a partial collective needs a name, the same in every round: pass name=")

@@ -11,7 +11,6 @@ from horovod.tensorflow import mpi_ops
 
 from horovod_partial.exchange import replicas
 from horovod_partial.tensorflow.graph import native, runtime
-from horovod_partial.tensorflow.operations import check_initialized
 
 # Dtypes that Horovod 0.28.1 cannot broadcast, each with the integer dtype in which its bits travel.
 _BITS = {tf.bfloat16: tf.int16, tf.uint32: tf.int32, tf.uint64: tf.int64}
@@ -39,7 +38,7 @@ def broadcast_variables(
         ValueError: Horovod has not been initialised, or the ranks have different variables. In the latter case every rank
             raises it.
     """
-    check_initialized()
+    runtime.check_initialized()
     natives = [native(variable) for variable in variables]
     if not tf.executing_eagerly():
         return _in_place(natives, root_rank, process_set) if inplace else _by_copies(natives, root_rank, process_set)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,6 +24,10 @@ from horovod_partial.torch.devices import check_device, device_number, stream_ha
 
 runtime = Runtime("torch", torch.__version__, mpi_ops, library_of(mpi_lib_v2), waits_are_told=True)
 horovod_waits.install(runtime)
+
+add_process_set = runtime.add_process_set
+remove_process_set = runtime.remove_process_set
+shutdown = runtime.shutdown
 
 # The dtypes that Horovod's PyTorch operations reduce, each with the number that Horovod's core gives it.
 _DTYPES = {torch.int32: 4, torch.int64: 5, torch.float16: 6, torch.float32: 7, torch.float64: 8}
@@ -96,15 +99,6 @@ def init(*args: Any, **kwargs: Any) -> None:
     _config_of.cache_clear()  # `init` may have taken the default policy from the settings of rank 0
 
 
-def shutdown() -> None:
-    """Wait until every rank calls this and late contributions are delivered; then call `horovod.torch.shutdown`.
-
-    This does not wait while an exception is being handled, unless the exception is an exit with status 0. A program that
-    never calls this waits and delivers at exit.
-    """
-    runtime.shutdown()
-
-
 def join(device: int | None = None) -> int:
     """Deliver this rank's late contributions, then call `horovod.torch.join`.
 
@@ -126,29 +120,8 @@ def flush(process_set: ProcessSet = global_process_set) -> None:
     has used no partial collective in this process set need not call it either, and does not wait if it does.
     """
     check_kinds({"process_set": process_set})
-    check_initialized()
+    runtime.check_initialized()
     runtime.flush(process_set.process_set_id)
-
-
-def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Flush every process set in use, then call `horovod.torch.add_process_set`. All ranks must call this.
-
-    Args:
-        process_set: a `hvd.ProcessSet`, or the ranks of a new one.
-
-    Raises:
-        ValueError: a process set of these ranks exists already.
-    """
-    return runtime.add_process_set(process_set)
-
-
-def remove_process_set(process_set: ProcessSet) -> bool:
-    """Flush every process set in use, then call `horovod.torch.remove_process_set`. All ranks must call this.
-
-    Returns:
-        Whether the process set existed and was removed. The process set of all ranks is never removed.
-    """
-    return runtime.remove_process_set(process_set)
 
 
 def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dict[str, Any]]:
@@ -171,7 +144,7 @@ def record(directory: str | os.PathLike[str], megabytes: float = 64.0) -> None:
         RuntimeError: the files cannot be made, or this rank is being recorded already.
         ValueError: an argument is out of range, or Horovod has not been initialised.
     """
-    check_initialized()
+    runtime.check_initialized()
     runtime.record(directory, megabytes)
 
 
@@ -280,12 +253,6 @@ def partial_allreduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.
     return synchronize(partial_allreduce_async(tensor, *args, **kwargs))
 
 
-def check_initialized() -> None:
-    """Raise ValueError if Horovod is not initialised."""
-    if not mpi_ops.is_initialized():
-        raise ValueError("Horovod has not been initialized; use hvd.init().")
-
-
 def _submit(
     tensor: torch.Tensor,
     output: torch.Tensor,
@@ -319,7 +286,7 @@ def _submit(
         if config is not None:
             return submit(tensor, output, _check_call(tensor, name), process_set, config)
     check_kinds({"name": name})
-    check_initialized()
+    runtime.check_initialized()
     return mpi_ops._allreduce_async(tensor, output, name, op, prescale_factor, postscale_factor, process_set)
 
 
@@ -339,7 +306,7 @@ def _config_of(
     policy = of_allreduce(sync, arguments)
     if isinstance(policy, Full):
         return None
-    check_initialized()
+    runtime.check_initialized()
     check_device(device)
     return make_config(
         dtype=wire_dtype(dtype),
@@ -369,7 +336,7 @@ def check_arguments(tensor: torch.Tensor, name: str | None, process_set: Process
     """Check the arguments that all partial collectives have in common, and return the name."""
     check_kinds({"name": name, "process_set": process_set})
     require_tensor(tensor)
-    check_initialized()
+    runtime.check_initialized()
     check_device(tensor.device)
     return _check_call(tensor, name)
 

@@ -103,21 +103,18 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise ValueError("optimizer is a DistributedOptimizer already; wrap the optimizer itself, and wrap it once")
     groups = with_num_groups(groups, num_groups)
     warn_of_late_gradients(policy, optimizer)
-    arguments = {
+    horovods: dict[str, Any] = {
+        "named_parameters": named_parameters,
         "compression": compression,
+        "backward_passes_per_step": backward_passes_per_step,
         "op": op,
         "gradient_predivide_factor": gradient_predivide_factor,
         "groups": groups,
-        "merging": merging,
-    }
-    others = {
-        "named_parameters": named_parameters,
-        "backward_passes_per_step": backward_passes_per_step,
         "sparse_as_dense": sparse_as_dense,
         "process_set": process_set,
-        "named_buffers": named_buffers,
     }
-    check_kinds(arguments | others)
+    arguments = {**horovods, "merging": merging, "named_buffers": named_buffers}
+    check_kinds(arguments)
     check_compression(compression)
     fits = grad_scaler is None or isinstance(grad_scaler, torch.amp.GradScaler)
     require(fits, "grad_scaler", "a torch.amp.GradScaler", grad_scaler)
@@ -142,19 +139,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         )
     check_merging(merging, groups)
     if isinstance(policy, Full) and merging is None:
-        return full_optimizer.wrap(
-            optimizer,
-            named_parameters=named_parameters,
-            compression=compression,
-            grad_scaler=grad_scaler,
-            backward_passes_per_step=backward_passes_per_step,
-            op=op,
-            gradient_predivide_factor=gradient_predivide_factor,
-            groups=groups,
-            sparse_as_dense=sparse_as_dense,
-            process_set=process_set,
-            round_steps=round_steps,
-        )
+        return full_optimizer.wrap(optimizer, grad_scaler=grad_scaler, round_steps=round_steps, **horovods)
     names = check_names(optimizer, named_parameters)
     shares = isinstance(policy, WorkSharing)
     if shares and merging is not None:

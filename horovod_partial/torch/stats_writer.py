@@ -9,7 +9,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod_partial.checks import require
 from horovod_partial.exchange.arguments import check_kinds
 from horovod_partial.runtime.round_stats import Progress
-from horovod_partial.torch.operations import check_initialized, runtime
+from horovod_partial.torch.operations import runtime
 
 
 class ScalarWriter(Protocol):
@@ -38,7 +38,7 @@ class PartialStatsWriter:
     def __init__(self, writer: ScalarWriter, process_set: ProcessSet = global_process_set) -> None:
         require(callable(getattr(writer, "add_scalar", None)), "writer", "a SummaryWriter", writer)
         check_kinds({"process_set": process_set})
-        check_initialized()
+        runtime.check_initialized()
         self._writer = writer
         number = process_set.process_set_id
         self._progress = Progress(lambda: runtime.statistics(number), process_set.rank())

@@ -511,6 +511,17 @@ INSTANTIATE_TEST_SUITE_P(Deadlock, RuleTest, testing::ValuesIn(kDeadlock), kName
 INSTANTIATE_TEST_SUITE_P(Devices, RuleTest, testing::ValuesIn(kDevices), kNameOfCase);
 INSTANTIATE_TEST_SUITE_P(Grace, RuleTest, testing::ValuesIn(kGrace), kNameOfCase);
 
+// A rank's first arrival at a bucket, with nothing else.
+void Declare(Coordinator& coordinator, Rank rank, const Declaration& declaration, int work = 0) {
+  Report report;
+  Report::Item& item = report.items.emplace_back();
+  item.bucket = "a";
+  item.gradients = 1;
+  item.work = work;
+  item.declaration = declaration;
+  coordinator.Observe(rank, report, Time(0));
+}
+
 // --- Groups by a schedule
 
 TEST(ScheduledRoundTest, RoundZeroAnnouncesWhatComes) {
@@ -533,16 +544,7 @@ TEST(ScheduledRoundTest, RoundZeroDoesNotAnnounceALongTable) {
 
 TEST(ScheduledRoundTest, TheWorkOfArrivalsIsPassedOn) {
   Coordinator coordinator(2);
-  for (const Rank rank : {0, 1}) {
-    Report report;
-    Report::Item item;
-    item.bucket = "a";
-    item.gradients = 1;
-    item.work = 10 + rank;
-    item.declaration = Declaration{Quorum(2)};
-    report.items.push_back(item);
-    coordinator.Observe(rank, report, Time(0));
-  }
+  for (const Rank rank : {0, 1}) Declare(coordinator, rank, {Quorum(2)}, 10 + rank);
   const auto closings = coordinator.Decide(Time(0));
   ASSERT_EQ(closings.size(), 1u);
   EXPECT_EQ(closings[0].contributions[0].work, 10);
@@ -747,16 +749,6 @@ TEST(AutomaticGraceTest, DoesNotWaitForASlowRank) {
 }
 
 // --- Ranks that disagree
-
-void Declare(Coordinator& coordinator, Rank rank, const Declaration& declaration) {
-  Report report;
-  Report::Item item;
-  item.bucket = "a";
-  item.gradients = 1;
-  item.declaration = declaration;
-  report.items.push_back(item);
-  coordinator.Observe(rank, report, Time(0));
-}
 
 TEST(DisagreementTest, NamesBothRanksAndBothPolicies) {
   Coordinator coordinator(3);

@@ -1163,6 +1163,10 @@ class OneEngineTest : public testing::Test {
     closing.contributions = {{gradients, fresh}, {1, true}};
     engine_.Begin({closing}, false);
   }
+  void RunRound(bool fresh, int gradients) {
+    CloseRound(fresh, gradients);
+    engine_.Finished(handle_, "");
+  }
   // Closes the last round of a flush, in which nothing is pending.
   void CloseFlush(Report::Flush over = Report::Flush::kFlushing) {
     Closing closing;
@@ -1188,8 +1192,7 @@ class OneEngineTest : public testing::Test {
   void RunRoundZero() {
     Arrive();
     ReportAt(Now());
-    CloseRound(true, 1);
-    engine_.Finished(handle_, "");
+    RunRound(true, 1);
   }
 
   const Watchdog watchdog_{testing::UnitTest::GetInstance()->current_test_info()->name()};
@@ -1223,10 +1226,8 @@ TEST_F(OneEngineTest, AnExceptionWhileArrivingFailsTheBucket) {
   const auto arrive = [&] { return engine_.Arrive(handle_, {values.data(), values.data(), 1}); };
   arrive();
   ReportAt(Now());
-  CloseRound(true, 1);
-  engine_.Finished(handle_, "");
-  CloseRound(false, 0);
-  engine_.Finished(handle_, "");
+  RunRound(true, 1);
+  RunRound(false, 0);
   devices_[0].Allow(0);
   EXPECT_THAT([&] { arrive(); }, ThrowsMessage<std::runtime_error>(HasSubstr("rank 0 could not keep what belongs")))
       << "a late contribution needs a buffer";
@@ -1257,8 +1258,7 @@ TEST_F(OneEngineTest, AWaitIsReportedBeyondItsThreshold) {
   EXPECT_TRUE(engine_.WantsCycle(after + 10ms + 1ns, kNever));
   EXPECT_TRUE(ReportAt(after + 10ms + 1ns).waiting.all);
   EXPECT_FALSE(engine_.WantsCycle(after + 1h, kNever)) << "it has been reported";
-  CloseRound(true, 1);
-  engine_.Finished(handle_, "");
+  RunRound(true, 1);
   EXPECT_TRUE(engine_.WantsCycle(Now() + 1h, kNever))
       << "it is no longer true, though the thread may not have woken up";
   EXPECT_FALSE(ReportAt(Now() + 1h).waiting.all);
@@ -1273,8 +1273,7 @@ TEST_F(OneEngineTest, TwoThreadsMayWaitForOneArrival) {
     script.Spawn([&] { script.Block([&] { engine_.Wait(*handle_, *operation); }); });
     script.TakeTurn();
   }
-  CloseRound(true, 1);
-  engine_.Finished(handle_, "");
+  RunRound(true, 1);
   script.Settle();
   while (script.TakeTurn()) continue;
   EXPECT_TRUE(script.Done());
@@ -1442,8 +1441,7 @@ TEST_F(OneEngineTest, AnInterruptEndsAWait) {
 
 TEST_F(OneEngineTest, AnInterruptEndsACollectionAndLosesNothing) {
   RunRoundZero();
-  CloseRound(false, 0);
-  engine_.Finished(handle_, "");
+  RunRound(false, 0);
   CloseRound(false, 0);
   EXPECT_CALL(transport_, Interrupt).WillOnce([] { throw std::runtime_error("Ctrl-C"); });
   EXPECT_THAT([&] { engine_.Collect(handle_, values_.data()); }, ThrowsMessage<std::runtime_error>("Ctrl-C"));
@@ -1462,8 +1460,7 @@ TEST_F(OneEngineTest, AnArrivalIsReportedWithItsDeclarationUntilARoundHasClosed)
   EXPECT_EQ(report.items[0].declaration->type, DataType::kFloat32);
   EXPECT_THAT(report.items[0].declaration->shape, ElementsAre(kElements));
   EXPECT_EQ(report.items[0].declaration->device, Memory::kHost);
-  CloseRound(true, 1);
-  engine_.Finished(handle_, "");
+  RunRound(true, 1);
   Arrive();
   report = ReportAt(Now());
   ASSERT_EQ(report.items.size(), 1u);
@@ -1473,8 +1470,7 @@ TEST_F(OneEngineTest, AnArrivalIsReportedWithItsDeclarationUntilARoundHasClosed)
 TEST_F(OneEngineTest, ALateContributionWantsACycleAndIsReportedInEach) {
   RunRoundZero();
   ReportAt(Now());
-  CloseRound(false, 0);
-  engine_.Finished(handle_, "");
+  RunRound(false, 0);
   EXPECT_FALSE(engine_.WantsCycle(Now(), kNever));
   EXPECT_TRUE(Arrive()->done);
   EXPECT_TRUE(engine_.WantsCycle(Now(), kNever));
@@ -1516,8 +1512,7 @@ class ToldTest : public OneEngineTest {
   }
   void CloseRoundOnTime() {
     ReportAt(Now());
-    CloseRound(true, 1);
-    engine_.Finished(handle_, "");
+    RunRound(true, 1);
   }
 
   int told_ = 0;
@@ -1540,8 +1535,7 @@ TEST_F(ToldTest, WhenItsRoundIsOver) {
 TEST_F(ToldTest, AtOnceWhereItIsLate) {
   ArriveAndBeTold();
   CloseRoundOnTime();
-  CloseRound(false, 0);
-  engine_.Finished(handle_, "");
+  RunRound(false, 0);
   const auto operation = ArriveAndBeTold();
   EXPECT_EQ(told_, 2);
   EXPECT_TRUE(operation->info.late);
@@ -1577,8 +1571,7 @@ class ReadyGroupsTest : public OneEngineTest {
     handle_ = engine_.Declare("bucket", ReadyConfig(2));
     engine_.Arrive(handle_, {values_.data(), values_.data(), 1});
     ReportAt(Now());
-    CloseRound(true, 1);
-    engine_.Finished(handle_, "");
+    RunRound(true, 1);
     ReportAt(Now());
     return engine_.Arrive(handle_, {values_.data(), values_.data(), 1});
   }
@@ -1605,18 +1598,6 @@ TEST_F(ReadyGroupsTest, AnArrivalIsReportedOnce) {
   EXPECT_TRUE(ReportAt(Now()).items.empty()) << "an arrival is an event";
 }
 
-TEST_F(ReadyGroupsTest, AMembersEntryIsPlacedWhenItsRoundBegins) {
-  const auto operation = ArriveAfterRoundZero();
-  ReportAt(Now());
-  EXPECT_CALL(transport_, Place(_, _, _,
-                                testing::AllOf(testing::Field(&Bucket::Entry::member, true),
-                                               testing::Field(&Bucket::Entry::input, values_.data()),
-                                               testing::Field(&Bucket::Entry::output, values_.data()))));
-  CloseGroup({0, 0});
-  engine_.Finished(handle_, "");
-  EXPECT_TRUE(operation->done);
-}
-
 TEST_F(ReadyGroupsTest, WhoIsNoMemberGetsAnEntryWithoutData) {
   const auto operation = ArriveAfterRoundZero();
   ReportAt(Now());
@@ -1626,7 +1607,10 @@ TEST_F(ReadyGroupsTest, WhoIsNoMemberGetsAnEntryWithoutData) {
   CloseGroup({kNoGroup, 0});
   EXPECT_FALSE(operation->done);
   testing::Mock::VerifyAndClearExpectations(&transport_);
-  EXPECT_CALL(transport_, Place(_, _, _, testing::Field(&Bucket::Entry::member, true)));
+  EXPECT_CALL(transport_, Place(_, _, _,
+                                testing::AllOf(testing::Field(&Bucket::Entry::member, true),
+                                               testing::Field(&Bucket::Entry::input, values_.data()),
+                                               testing::Field(&Bucket::Entry::output, values_.data()))));
   CloseGroup({0, kNoGroup});
   engine_.Finished(handle_, "");
   EXPECT_TRUE(operation->done);
@@ -1647,12 +1631,6 @@ TEST_F(ReadyGroupsTest, AWaitEndsSoonAfterAShutdown) {
 TEST_F(OneEngineTest, AFlushOfAnEngineWithoutARoundReturnsAtOnce) {
   WaitForFlush(engine_);
   WaitForEnd(engine_);
-}
-
-TEST_F(OneEngineTest, StatisticsFollowTheClosings) {
-  RunRoundZero();
-  EXPECT_EQ(handle_->statistics.rounds, 1);
-  EXPECT_THAT(handle_->statistics.on_time, ElementsAre(1, 1));
 }
 
 }  // namespace

@@ -106,19 +106,6 @@ TEST(ButterflyTest, GroupsAreOfTheRightSize) {  // C1
   }
 }
 
-TEST(ButterflyTest, ReachesAllRanksInTheFewestRounds) {
-  for (int size = 2; size <= 64; size *= 2) {
-    for (int group_size = 2; group_size <= size; group_size *= 2) {
-      const Schedule butterfly = Make(Kind::kButterfly, group_size);
-      const int rounds = RoundsToReachAll(group_size, size);
-      for (const auto& reached : Reached(butterfly, rounds, size))
-        EXPECT_EQ(reached.size(), static_cast<std::size_t>(size)) << group_size << " of " << size;
-      for (const auto& reached : Reached(butterfly, rounds - 1, size))
-        EXPECT_LT(reached.size(), static_cast<std::size_t>(size)) << group_size << " of " << size;
-    }
-  }
-}
-
 TEST_F(MixingTest, TheButterflyOfPowersOfTwoLeavesNoSpread) {  // C2
   for (int size = 2; size <= 64; size *= 2) {
     for (int group_size = 2; group_size <= size; group_size *= 2) {
@@ -213,11 +200,6 @@ TEST(AnyButterflyTest, GroupsOfMoreThanAllAreAll) {
   for (int size = 1; size <= kMost; ++size)
     EXPECT_EQ(GroupsOf(Make(Kind::kButterfly, size + 3), 5, size), Partition(static_cast<std::size_t>(size), 0))
         << size;
-}
-
-TEST(AnyButterflyTest, GroupsOfOneAreEachAlone) {
-  for (int size = 1; size <= kMost; ++size)
-    EXPECT_EQ(Groups(Make(Kind::kButterfly, 1), 5, size).size(), static_cast<std::size_t>(size));
 }
 
 // --- The other kinds

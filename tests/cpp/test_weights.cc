@@ -80,11 +80,6 @@ TEST(ContractionWeightsTest, AreNumbersWhateverIsMissed) {
   EXPECT_NEAR(weights[1], 4.54e-5, 1e-6) << "exp(-10)";
 }
 
-TEST(ContractionWeightsTest, TinyContractionLeavesTheFastest) {
-  EXPECT_THAT(ContractionWeights({5, 4, 5}, 1e-12),
-              ElementsAre(DoubleNear(0.5, 1e-9), DoubleNear(0, 1e-9), DoubleNear(0.5, 1e-9)));
-}
-
 // --- P-Reduce
 
 TEST(StalenessWeightsTest, GiveTheDemonstrationsExample) {

@@ -185,15 +185,19 @@ def test_local_sgd_averages_every_third_step(world: World) -> None:
     torch.testing.assert_close(training.models(), everywhere(training.starts().mean(0)))
 
 
+def eager_sgd(world: World, collective: str, sync_every: int) -> Callable[[Any, Sets], Baseline]:
+    def make(optimizer: Any, _: Sets) -> Baseline:
+        parameters = [(f"{world.name()}.{n}", p) for n, p in enumerate(optimizer.param_groups[0]["params"])]
+        return EagerSGD(optimizer, parameters, collective, sync_every=sync_every)
+
+    return make
+
+
 @pytest.mark.parametrize("collective", ["solo", "majority"])
 def test_eager_sgd(world: World, collective: str) -> None:
     """Its first step averages the models; after the last, replicas may differ, and after the flush they do not."""
 
-    def make(optimizer: Any, _: Sets) -> Baseline:
-        parameters = [(f"{world.name()}.{n}", p) for n, p in enumerate(optimizer.param_groups[0]["params"])]
-        return EagerSGD(optimizer, parameters, collective, sync_every=100)
-
-    training = Training(world, make, [])
+    training = Training(world, eager_sgd(world, collective, sync_every=100), [])
     training.step()
     torch.testing.assert_close(training.models(), everywhere(training.starts().mean(0)))
     for _ in range(world.rank):
@@ -206,11 +210,7 @@ def test_eager_sgd(world: World, collective: str) -> None:
 def test_eager_sgd_averages_again(world: World, collective: str) -> None:
     """Every rank comes to each average, however its rounds went."""
 
-    def make(optimizer: Any, _: Sets) -> Baseline:
-        parameters = [(f"{world.name()}.{n}", p) for n, p in enumerate(optimizer.param_groups[0]["params"])]
-        return EagerSGD(optimizer, parameters, collective, sync_every=1)
-
-    training = Training(world, make, [])
+    training = Training(world, eager_sgd(world, collective, sync_every=1), [])
     for _ in range(3):
         torch.nn.utils.vector_to_parameters(training.start(world.rank), training.parameters)
         training.step()

@@ -337,22 +337,11 @@ def test_small_gradients_of_a_scaled_loss(trainer: Trainer, world: World, policy
 @on_time
 @optimizers
 def test_clipping_and_a_schedule(trainer: Trainer, world: World, policy: str) -> None:
-    """What is clipped is the average."""
+    """What is clipped is the average. `test_one_model*` have late ranks."""
     one = trainer.training(world, policy, clip=0.05, decay=0.5)
     one.train(3)
     expected = trainer.training(world, None, clip=0.05, decay=0.5).train_alone(3)
     assert world.same(one.weights()) == near(expected.weights())
-
-
-@optimizers
-@pytest.mark.parametrize("policy", ["solo", "majority"])
-def test_clipping_and_a_schedule_with_late_ranks(trainer: Trainer, world: World, policy: str) -> None:
-    one = trainer.training(world, policy, "Adam", clip=0.05, decay=0.9)
-    rng = random.Random(world.random().random() + world.rank)
-    for number in range(8 + world.rank):
-        delay(rng)
-        one.train(1, first=number)
-    one.flush()
 
 
 # --- Arguments and errors ---------------------------------------------------------------------------------------------

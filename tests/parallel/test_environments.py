@@ -6,6 +6,7 @@ import pytest
 import torch
 from harness.buckets import collect
 from harness.matrix import TRANSPORTS, WITH_TWO_RANKS, bare
+from harness.torch_training import make_model, train, weights, wrap
 from harness.world import World
 
 import horovod_partial.torch as hvd
@@ -46,20 +47,12 @@ def partial_rounds_beside_horovods_collectives(world: World) -> None:
 
 
 def training(world: World, policy: str) -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-    groups = [list(model[0].parameters()), list(model[2].parameters())]
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), groups=groups, sync=policy
-    )
-    for _ in range(20):
-        optimizer.zero_grad()
-        model(torch.randn(4, 8)).square().mean().backward()
-        optimizer.step()
+    model = make_model()
+    optimizer = wrap(model, policy, groups=2)
+    train(world, optimizer, model, 20)
     optimizer.flush()
-    weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-    everybody = world.gather(weights)
-    assert all(torch.allclose(other, everybody[0], atol=1e-5) for other in everybody)
+    everybody = world.gather(weights(model))
+    assert all(other == pytest.approx(everybody[0], abs=1e-5) for other in everybody)
 
 
 def uneven_ranks(world: World) -> None:

@@ -49,29 +49,6 @@ def averages_its_loss(world: World, policy: str) -> list[Loop]:
     return waits_after_steps(world, policy, lambda loss: hvd.allreduce(loss, name=world.name("loss")))
 
 
-def averages_before_backward(world: World, policy: str) -> list[Loop]:
-    """As Horovod's ImageNet example does."""
-    loop = Loop(world, policy)
-    for step in range(STEPS):
-        loss = loop.loss()
-        if step % 5 == 4:
-            hvd.allreduce(loss.detach(), name=world.name("loss"))
-        loop.optimizer.zero_grad()
-        loss.backward()
-        loop.optimizer.step()
-    return [loop]
-
-
-def averages_before_its_step(world: World, policy: str) -> list[Loop]:
-    loop = Loop(world, policy)
-    for step in range(STEPS):
-        loss = loop.backward()
-        if step % 5 == 4:
-            hvd.allreduce(loss, name=world.name("loss"))
-        loop.optimizer.step()
-    return [loop]
-
-
 def averages_without_gradients(world: World, policy: str) -> list[Loop]:
     """What is made while the program evaluates is there for training."""
 
@@ -130,8 +107,6 @@ def has_a_telemetry_thread(world: World, policy: str) -> list[Loop]:
 
 LOOPS: list[Callable[[World, str], list[Loop]]] = [
     averages_its_loss,
-    averages_before_backward,
-    averages_before_its_step,
     averages_without_gradients,
     asks_whether_its_loss_is_there,
     has_two_optimizers,

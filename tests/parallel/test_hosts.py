@@ -46,8 +46,6 @@ def test_a_host_of_an_elastic_job_is_lost(job: Job, policy: str) -> None:
 @pytest.mark.launch(hosts=3, transports=("gloo",), ranks=(3,))
 @pytest.mark.parametrize("policy", ["majority", "full"])
 def test_a_host_is_added_to_an_elastic_job(job: Job, policy: str) -> None:
-    hosts = job.start_elastic("elastic", policy, "4", hosts="host1:2\nhost2:1\n", interface="eth0")
-    job.wait_for_notes("running")
-    hosts.write_text("host1:2\nhost2:1\nhost3:1\n")
-    assert job.wait() == 0, job.output()
-    assert job.notes("ended") == dict.fromkeys(range(4), "4 True True"), job.output()
+    before = "host1:2\nhost2:1\n"
+    ended = job.run_elastic("elastic", policy, "4", hosts=before, then=before + "host3:1\n", interface="eth0")
+    assert ended == dict.fromkeys(range(4), "4 True True"), job.output()

@@ -211,22 +211,16 @@ def test_merged_gradients_are_measured_anew_after_shutdown_then_init(job: Job) -
 @pytest.mark.parametrize("policy", ["full", "majority"])
 @ELASTIC_PROGRAMS
 def test_a_rank_is_added_to_an_elastic_job(job: Job, program: str, backend: str, policy: str) -> None:
-    hosts = job.start_elastic(program, policy, "3", hosts="localhost:2\n", KERAS_BACKEND=backend)
-    job.wait_for_notes("running")
-    hosts.write_text("localhost:3\n")
-    assert job.wait() == 0, job.output()
-    assert job.notes("ended") == dict.fromkeys(range(3), "3 True True"), job.output()
+    ended = job.run_elastic(program, policy, "3", KERAS_BACKEND=backend)
+    assert ended == dict.fromkeys(range(3), "3 True True"), job.output()
 
 
 @pytest.mark.launch(transports=("gloo",), ranks=(2,))
 @pytest.mark.parametrize("policy", [pytest.param("majority", marks=LONG), "group_average"])
 def test_an_elastic_function_that_wraps_its_optimizer(job: Job, policy: str) -> None:
     """A worker that joins has wrapped once, the others twice: their buckets have the same names all the same."""
-    hosts = job.start_elastic("elastic", policy, "3", "inside", hosts="localhost:2\n")
-    job.wait_for_notes("running")
-    hosts.write_text("localhost:3\n")
-    assert job.wait() == 0, job.output()
-    assert job.notes("ended") == dict.fromkeys(range(3), "3 True True"), job.output()
+    ended = job.run_elastic("elastic", policy, "3", "inside")
+    assert ended == dict.fromkeys(range(3), "3 True True"), job.output()
 
 
 @pytest.mark.launch(transports=("gloo",), ranks=(2,))
@@ -234,11 +228,8 @@ def test_an_elastic_function_that_wraps_its_optimizer(job: Job, policy: str) -> 
     "policy", ["group_average", *(pytest.param(p, marks=LONG) for p in ("partial_reduce:2", "solo"))]
 )
 def test_an_elastic_job_shrinks_to_one_rank(job: Job, policy: str) -> None:
-    hosts = job.start_elastic("elastic", policy, "1", hosts="localhost:1\n127.0.0.1:1\n")
-    job.wait_for_notes("running")
-    hosts.write_text("localhost:1\n")
-    assert job.wait() == 0, job.output()
-    assert list(job.notes("ended").values()) == ["1 True True"], job.output()
+    ended = job.run_elastic("elastic", policy, "1", hosts="localhost:1\n127.0.0.1:1\n", then="localhost:1\n")
+    assert list(ended.values()) == ["1 True True"], job.output()
 
 
 @pytest.mark.launch(transports=("gloo",), ranks=(3,))
@@ -267,11 +258,8 @@ def test_a_rank_that_shares_work_is_killed(job: Job, program: str, backend: str)
 @pytest.mark.full_matrix
 @SHARING_PROGRAMS
 def test_a_rank_is_added_to_those_that_share_work(job: Job, program: str, backend: str) -> None:
-    hosts = job.start_elastic(program, hosts="localhost:2\n", KERAS_BACKEND=backend)
-    job.wait_for_notes("running")
-    hosts.write_text("localhost:3\n")
-    assert job.wait() == 0, job.output()
-    assert job.notes("ended") == dict.fromkeys(range(3), "3 [2.0]"), job.output()
+    ended = job.run_elastic(program, KERAS_BACKEND=backend)
+    assert ended == dict.fromkeys(range(3), "3 [2.0]"), job.output()
 
 
 @pytest.mark.full_matrix("gloo")

@@ -73,15 +73,6 @@ def test_an_optimizer_that_is_built_in_a_graph(world: World, policy: str) -> Non
     assert close(weights(model), weights(reference(world, sgd, 2)[0]))
 
 
-@on_time
-def test_through_horovod_partial_tensorflow(world: World, policy: str) -> None:
-    model = make_model()
-    step = stepper(model, hvd.DistributedOptimizer(sgd(), sync=policy))
-    for number in range(2):
-        step(*batch(world.rank, number))
-    assert close(weights(model), weights(reference(world, sgd, 2)[0]))
-
-
 # --- Saving -----------------------------------------------------------------------------------------------------------
 
 

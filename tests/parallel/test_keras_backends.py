@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from harness.keras_training import (
     MAKERS,
     MODELS,
     SAMPLES,
+    Slow,
     close,
     concatenated,
     dtype_policy,
@@ -40,7 +40,7 @@ pytestmark = [keras_front_end, pytest.mark.one_in(3)]
 
 # A module that takes these tests has its own.
 GRAPHS = {"eager": False, "graph": True}
-FORMS = ["fit", "eager fit", "steps per execution", "train_on_batch", "loop", "graph"]
+FORMS = ["fit", "eager fit", "steps per execution", "train_on_batch"]
 
 LONG = pytest.mark.full_matrix
 
@@ -62,23 +62,19 @@ def in_graph(policy: str) -> bool:
 
 @on_time
 def test_forms_of_training(world: World, policy: str, form: str) -> None:
+    """Loops of one's own are in `test_conformance_optimizer`."""
     steps = 4
     model = make_model()
     optimizer = hvd.DistributedOptimizer(MAKERS["Adam"](), sync=policy)
-    if form in ("loop", "graph"):
-        step = stepper(model, optimizer, form == "graph")
-        for number in range(steps):
-            step(*batch(world.rank, number))
+    options = {"eager fit": {"run_eagerly": True}, "steps per execution": {"steps_per_execution": 2}}
+    model.compile(optimizer, "mse", **options.get(form, {}))
+    assert model.optimizer is optimizer
+    batches = [batch(world.rank, number) for number in range(steps)]
+    if form == "train_on_batch":
+        for x, y in batches:
+            model.train_on_batch(x, y)
     else:
-        options = {"eager fit": {"run_eagerly": True}, "steps per execution": {"steps_per_execution": 2}}
-        model.compile(optimizer, "mse", **options.get(form, {}))
-        assert model.optimizer is optimizer
-        batches = [batch(world.rank, number) for number in range(steps)]
-        if form == "train_on_batch":
-            for x, y in batches:
-                model.train_on_batch(x, y)
-        else:
-            model.fit(*concatenated(batches), batch_size=SAMPLES, shuffle=False, verbose=0)
+        model.fit(*concatenated(batches), batch_size=SAMPLES, shuffle=False, verbose=0)
     world.same(flat(model))
     assert close(weights(model), weights(reference(world, MAKERS["Adam"], steps)[0]))
     assert optimizer.rounds == steps
@@ -380,13 +376,6 @@ def test_two_wrappers_of_one_optimizer(world: World) -> None:
 
 
 # --- Layers that are frozen -------------------------------------------------------------------------------------------
-
-
-class Slow(keras.callbacks.Callback):
-    """Rank 1 is slower than the others."""
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        time.sleep(0.01 if hvd.rank() == 1 else 0.002)
 
 
 def fit(model: keras.Model, world: World, graph: bool, optimizer: Any) -> list[str]:

@@ -33,7 +33,7 @@ import horovod_partial.keras as hvd
 pytestmark = keras_on_torch
 
 GRAPHS = {"eager": False}
-FORMS = ["fit", "eager fit", "train_on_batch", "loop"]
+FORMS = ["fit", "eager fit", "train_on_batch"]
 
 
 def check_that_the_job_goes_on(world: World) -> None:

@@ -57,15 +57,6 @@ def cases() -> list[Any]:
     ]
 
 
-def test_every_optimizer_is_in_the_list(world: World) -> None:
-    kinds = {name for name, kind in vars(keras.optimizers).items() if isinstance(kind, type) and name != "Optimizer"}
-    abstract = {"Optimizer", "legacy", "TFOptimizer"}
-    optimizers = {
-        name for name in kinds - abstract if issubclass(getattr(keras.optimizers, name), keras.optimizers.Optimizer)
-    }
-    assert {kind for kind, _ in CLASSES} >= optimizers - {"LossScaleOptimizer", "MultiOptimizer"}
-
-
 def made(maker: str, case: dict[str, Any]) -> Any:
     optimizer = MAKERS[maker]()
     if maker in MAKERS_OF_MAKERS:

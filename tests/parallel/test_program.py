@@ -47,11 +47,8 @@ def test_a_failure_is_told(job: Job, folder: Path) -> None:
 @pytest.mark.launch(transports=("gloo",), ranks=(2,))
 @pytest.mark.full_matrix
 def test_an_elastic_job(job: Job) -> None:
-    hosts = job.start_elastic("stock_elastic", hosts="localhost:2\n", runner=RUN)
-    job.wait_for_notes("running")
-    hosts.write_text("localhost:3\n")
-    assert job.wait() == 0, job.output()
-    assert job.notes("ended") == dict.fromkeys(range(3), "3 horovod_partial.torch.operations"), job.output()
+    ended = job.run_elastic("stock_elastic", runner=RUN)
+    assert ended == dict.fromkeys(range(3), "3 horovod_partial.torch.operations"), job.output()
 
 
 @pytest.mark.launch(framework="tensorflow")

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from harness.arguments import NONSENSE, check_nonsense
+from harness.fronts import front_of
 from harness.matrix import FRONT_END, alone, process_sets, scripted
 from harness.models import FOR_EVER
 from harness.script import all_but, total, value
@@ -26,10 +27,10 @@ from harness.world import World, delay
 import horovod_partial.tensorflow as hvd
 from horovod_partial import _core
 from horovod_partial.tensorflow.gradients import native
-from horovod_partial.tensorflow.graph import runtime
 
 pytestmark = [pytest.mark.launch(framework="tensorflow", **FRONT_END), pytest.mark.one_in(3)]
 
+FRONT = front_of("eager")
 modes = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 
 
@@ -61,26 +62,8 @@ def variable_of(kind: str) -> Any:
     return keras.Variable
 
 
-def completed(name: str) -> int:
-    """How many rounds of a bucket have ended on this rank."""
-    return runtime.taken(0, name)
-
-
-def collect(name: str, like: np.ndarray) -> np.ndarray:
-    """The results that this rank has missed, zeros if there are none. After a flush: what a later operation would get."""
-    output = np.zeros_like(like)
-    runtime.collect(0, name, output.ctypes.data)
-    return output
-
-
 def expected_sum(world: World) -> int:
     return sum(rank + 1 for rank in world.ranks)
-
-
-def check_that_the_job_goes_on(world: World) -> None:
-    result = hvd.partial_allreduce(tf.constant([world.rank + 1]), name=world.name("after"), op=hvd.Sum, sync="solo")
-    assert result.numpy().tolist() == [expected_sum(world)]
-    assert hvd.allreduce(tf.constant([1]), name=world.name("after.full"), op=hvd.Sum).numpy().tolist() == [world.size]
 
 
 # --- Everybody on time ------------------------------------------------------------------------------------------------
@@ -128,16 +111,10 @@ def test_several_tensors_travel_as_one(world: World, dtype: Any, graph: bool) ->
 
 
 @modes
-def test_several_tensors_without_elements(world: World, graph: bool) -> None:
-    reduce = run_as(graph, lambda *x: hvd.partial_allreduce(x, name=world.name(), sync=EVERYBODY))
-    assert [result.shape for result in reduce(tf.zeros([0]), tf.zeros([2, 0]))] == [(0,), (2, 0)]
-
-
-@modes
-def test_one_tensor_in_a_list(world: World, graph: bool) -> None:
-    reduce = run_as(graph, lambda x: hvd.partial_allreduce([x], name=world.name(), op=hvd.Sum, sync=EVERYBODY))
-    (result,) = reduce(tf.ones([5]))
-    assert result.numpy().tolist() == [world.size] * 5
+@pytest.mark.parametrize("shapes", [[(5,)], [(0,), (2, 0)]], ids=["one", "without elements"])
+def test_lists_of_few_elements(world: World, shapes: list[tuple[int, ...]], graph: bool) -> None:
+    reduce = run_as(graph, lambda *x: hvd.partial_allreduce(x, name=world.name(), op=hvd.Sum, sync=EVERYBODY))
+    assert equal(reduce(*map(tf.ones, shapes)), [tf.fill(shape, float(world.size)) for shape in shapes])
 
 
 @modes
@@ -197,9 +174,10 @@ def test_broadcast_goes_by_the_order_of_variables(world: World, kind: str, inpla
 
 
 @modes
-@pytest.mark.parametrize("dtype", BROADCAST, ids=name_of)
-def test_broadcast_of_all_types(world: World, dtype: Any, graph: bool) -> None:
-    variables = [tf.Variable(tf.cast(tf.fill(shape, world.rank % 2), dtype)) for shape in ([3], [], [0])]
+def test_broadcast_of_all_types(world: World, graph: bool) -> None:
+    variables = [
+        tf.Variable(tf.cast(tf.fill(shape, world.rank % 2), dtype)) for dtype in BROADCAST for shape in ([3], [], [0])
+    ]
 
     def broadcast() -> None:
         hvd.broadcast_variables(variables, 1)
@@ -265,7 +243,7 @@ def test_a_constant_is_not_folded(world: World) -> None:
 
     for step in range(3):
         assert reduce().numpy().tolist() == [2.0 * world.size, 3.0 * world.size]
-        assert completed(name) == step + 1
+        assert FRONT.completed(name) == step + 1
 
 
 def test_an_arrival_whose_result_nobody_uses_is_not_pruned(world: World) -> None:
@@ -278,7 +256,7 @@ def test_an_arrival_whose_result_nobody_uses_is_not_pruned(world: World) -> None
 
     for step in range(3):
         assert reduce(tf.constant([1.0])).numpy().tolist() == [2.0]
-        assert completed(name) == step + 1
+        assert FRONT.completed(name) == step + 1
 
 
 def test_equal_arrivals_are_not_merged(world: World) -> None:
@@ -311,7 +289,7 @@ def test_arrivals_in_loops_and_branches(world: World) -> None:
 
     for times, expected in ((3, 12), (0, 0), (4, 22)):
         assert reduce(tf.constant(times)).numpy().tolist() == [expected * world.size]
-    assert completed(name) == 7
+    assert FRONT.completed(name) == 7
 
 
 def test_the_same_name_in_eager_code_and_in_graphs(world: World) -> None:
@@ -342,7 +320,7 @@ def test_after_saving_and_loading(world: World, kind: str, tmp_path: Path) -> No
     loaded = tf.saved_model.load(str(tmp_path / "module"))
     for module_or_loaded in (loaded, module, loaded):
         assert first(module_or_loaded.reduce(tf.ones([3]))) == pytest.approx([world.size] * 3)
-    assert completed(name) == 4
+    assert FRONT.completed(name) == 4
 
 
 @modes
@@ -414,7 +392,7 @@ def test_different_shapes_of_several_tensors(world: World, graph: bool) -> None:
     call = lambda: hvd.partial_allreduce([tf.ones(shape) for shape in shapes], name=world.name(), sync=EVERYBODY)
     with pytest.raises(tf.errors.UnknownError if graph else hvd.HorovodInternalError, match="shape"):
         run_as(graph, call)()
-    check_that_the_job_goes_on(world)
+    FRONT.check_that_the_job_goes_on(world)
 
 
 @alone
@@ -442,7 +420,7 @@ def test_an_error_beside_another_bucket(world: World) -> None:
         with pytest.raises(tf.errors.UnknownError, match="shape"):
             reduce()
         world.barrier()
-    check_that_the_job_goes_on(world)
+    FRONT.check_that_the_job_goes_on(world)
 
 
 @alone
@@ -456,7 +434,7 @@ def test_not_differentiable(world: World, graph: bool) -> None:
 
     with pytest.raises(LookupError, match="HorovodPartialArrive"):
         run_as(graph, differentiate)(tf.ones([2]))
-    check_that_the_job_goes_on(world)
+    FRONT.check_that_the_job_goes_on(world)
 
 
 @alone
@@ -477,7 +455,7 @@ def test_xla_is_refused(world: World) -> None:
     reduce = tf.function(lambda x: hvd.partial_allreduce(x, name=world.name(), sync="solo"), jit_compile=True)
     with pytest.raises(ValueError, match="jit_compile=False"):
         reduce(tf.ones([2]))
-    check_that_the_job_goes_on(world)
+    FRONT.check_that_the_job_goes_on(world)
 
 
 @alone
@@ -500,7 +478,7 @@ def test_several_tensors_of_a_late_rank(world: World, dtype: Any, graph: bool) -
     assert equal(reduce(*several(dtype, 0)), several(dtype, 0))
     world.barrier()
     if world.rank == late:
-        world.until(lambda: completed(name) >= 2, "round 1 has ended here")
+        world.until(lambda: FRONT.completed(name) >= 2, "round 1 has ended here")
     assert equal(reduce(*several(dtype, world.rank + 1)), several(dtype, expected_sum(world) - late - 1))
     hvd.flush()
     assert equal(reduce(*several(dtype, 0)), several(dtype, late + 1))
@@ -522,7 +500,7 @@ def test_buckets_of_a_graph_are_late_on_their_own(world: World) -> None:
     world.barrier()
     mine = tf.constant([float(value(world.rank))])
     if world.rank == late:
-        world.until(lambda: completed(names[0]) >= 2, "the others' round has ended here")
+        world.until(lambda: FRONT.completed(names[0]) >= 2, "the others' round has ended here")
         world.tell("late")
         (one, info_one), (two, info_two) = reduce(mine)
     else:
@@ -570,7 +548,7 @@ def test_i1_of_several_tensors(world: World, graph: bool) -> None:
         submitted += own
         delivered += np.array([result.numpy() for result in call(*map(tf.constant, own))])
     hvd.flush()
-    delivered += collect(name, np.zeros(16, np.int64)).reshape(2, 8)[:, :7]
+    delivered += FRONT.collect(name, np.zeros(16, np.int64)).reshape(2, 8)[:, :7]
     totals = np.array(world.gather(submitted.tolist())).sum(0)
     assert delivered.tolist() == totals.tolist()
 
@@ -721,7 +699,7 @@ def test_tape_delivers_every_gradient_once(world: World, policy: str, graph: boo
             one += whole
     hvd.flush()
     (name,) = set(hvd.partial_stats()) - before
-    rest = collect(name, np.zeros(48, np.float32))  # in reverse order, each from a multiple of 64 bytes on
+    rest = FRONT.collect(name, np.zeros(48, np.float32))  # in reverse order, each from a multiple of 64 bytes on
     for one, begin in zip(delivered, (32, 16, 0), strict=True):
         one += rest[begin : begin + one.size].reshape(one.shape)
     assert close(delivered, expected)
@@ -842,15 +820,6 @@ def test_only_local_sources(world: World) -> None:
     tape = hvd.DistributedGradientTape(tape, sync=EVERYBODY)
     tape.register_local_source(variable)
     assert tape.gradient(loss, [variable])[0].numpy() == pytest.approx((world.rank + 1) / world.size)
-
-
-def test_two_optimizers_of_one_model(world: World) -> None:
-    """Tapes are made anew in each step: with the same variables they have the same buckets."""
-    variables = make_variables()
-    calls = [stepper(graph, variables, sync=EVERYBODY) for graph in (False, True)]
-    for step in range(2):
-        for call in calls:
-            assert close(call(*batch(world.rank, step)), reference(world, variables, step))
 
 
 @alone

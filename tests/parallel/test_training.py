@@ -1,4 +1,4 @@
-"""Whole trainings: late ranks under a script, mixed precision, checkpoints, model averaging."""
+"""Whole trainings: late ranks under a script, and checkpoints."""
 
 from __future__ import annotations
 
@@ -17,10 +17,6 @@ import horovod_partial.torch as hvd
 
 pytestmark = front_end
 torch_trainer = pytest.mark.trainers("torch")
-
-
-def weights(model: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
 def bucket_of(optimizer: torch.optim.Optimizer) -> str:
@@ -64,31 +60,10 @@ def test_a_forgotten_flush_is_told(trainer: Trainer, world: World) -> None:
 @scripted
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_checkpoint_has_everything(trainer: Trainer, world: World, late: int, tmp_path: Path) -> None:
-    """`save_checkpoint` flushes, so what one rank writes is what all have."""
+    """`save_checkpoint` flushes, which moves a schedule that follows rounds: what one rank writes is what all have."""
     path = world.gather(str(tmp_path))[0] + "/checkpoint.pt"
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
-    script = Scripted(trainer, world, late)
-    script.first()
-    script.rounds_without_the_late_rank(0)
-    hvd.save_checkpoint(path, model, script.optimizer, epoch=3)
-    world.barrier()
-    saved = torch.load(path)
-    assert (saved["epoch"], saved["model"]["weight"].item()) == (3, 0.0)
-    assert saved["optimizer"].keys() == script.optimizer.state_dict().keys()
-    assert [entry.name for entry in Path(path).parent.iterdir()] == ["checkpoint.pt"]
-    assert script.way == script.total(0)
-    with pytest.raises(ValueError, match=r"must be a hvd.DistributedOptimizer"):
-        hvd.save_checkpoint(path, model, torch.optim.SGD([script.training.parameters[0]]))
-
-
-@torch_trainer
-@scripted
-@pytest.mark.parametrize("late", [0, 1])
-def test_a_checkpoint_has_the_schedule_of_its_model(trainer: Trainer, world: World, late: int, tmp_path: Path) -> None:
-    """The flush of `save_checkpoint` moves a schedule that follows rounds."""
-    path = world.gather(str(tmp_path))[0] + "/checkpoint.pt"
-    model = torch.nn.Linear(1, 1, bias=False)
     script = Scripted(trainer, world, late)
     schedule = hvd.follow_rounds(torch.optim.lr_scheduler.StepLR(script.optimizer, 100))
     script.first()
@@ -96,12 +71,17 @@ def test_a_checkpoint_has_the_schedule_of_its_model(trainer: Trainer, world: Wor
     for state in (schedule.state_dict(), torch.amp.GradScaler("cpu").state_dict()):
         with pytest.raises(ValueError, match=r"kept was taken before the flush.*not its state_dict\(\)"):
             hvd.save_checkpoint(path, model, script.optimizer, kept=state)
-    hvd.save_checkpoint(path, model, script.optimizer, schedule=schedule, other={"scale": 1.0})
+    hvd.save_checkpoint(path, model, script.optimizer, epoch=3, schedule=schedule, other={"scale": 1.0})
     world.barrier()
     saved = torch.load(path)
-    assert saved["schedule"] == schedule.state_dict()
-    assert saved["other"] == {"scale": 1.0}
+    assert (saved["schedule"], saved["other"]) == (schedule.state_dict(), {"scale": 1.0})
     world.same(saved["schedule"]["_steps"])
+    assert (saved["epoch"], saved["model"]["weight"].item()) == (3, 0.0)
+    assert saved["optimizer"].keys() == script.optimizer.state_dict().keys()
+    assert [entry.name for entry in Path(path).parent.iterdir()] == ["checkpoint.pt"]
+    assert script.way == script.total(0)
+    with pytest.raises(ValueError, match=r"must be a hvd.DistributedOptimizer"):
+        hvd.save_checkpoint(path, model, torch.optim.SGD([script.training.parameters[0]]))
 
 
 @scripted
@@ -179,52 +159,3 @@ def test_loading_a_checkpoint_forgets_what_is_pending(trainer: Trainer, world: W
     world.barrier()
     script.optimizer.flush()
     assert script.way == 0.0
-
-
-# --- Mixed precision --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_a_grad_scaler_that_the_optimizer_does_not_know(world: World, fused: bool) -> None:
-    """Horovod's recipe for mixed precision raises on every rank before anything is applied. With `Full` it works."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 1)
-    before = weights(model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.05, fused=fused)
-    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), sync="majority")
-
-    def step() -> None:
-        optimizer.zero_grad()
-        scaler.scale(model(torch.full((1, 4), world.rank + 1.0)).square().mean()).backward()
-        optimizer.synchronize()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        with optimizer.skip_synchronize():
-            scaler.step(optimizer)
-        scaler.update()
-
-    with pytest.raises(RuntimeError, match=r"wrapped without it: .* grad_scaler=scaler"):
-        step()
-    assert torch.equal(weights(model), before)
-
-
-# --- Statistics -------------------------------------------------------------------------------------------------------
-
-
-def test_statistics(world: World) -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 1)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), sync="majority")
-    for _ in range(10):
-        optimizer.zero_grad()
-        model(torch.ones(1, 4)).sum().backward()
-        optimizer.step()
-    optimizer.flush()
-    stats = hvd.partial_stats()[bucket_of(optimizer)]
-    keys = {"rounds", "closed_by", "on_time", "late", "fresh_mean", "fresh_histogram", "staleness_histogram"}
-    assert keys | {"waited_seconds", "dropped", "bytes_held"} <= set(stats)
-    assert sum(stats["closed_by"].values()) == stats["rounds"] == sum(stats["fresh_histogram"].values())
-    for on_time, late in zip(stats["on_time"], stats["late"], strict=True):
-        assert on_time + late == stats["rounds"]
-    world.same([stats[key] for key in ("rounds", "closed_by", "on_time", "late", "fresh_histogram")])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from harness.matrix import OVER_MPI, alone
+from harness.torch_training import weights
 from harness.world import World, delay
 from horovod.common.exceptions import HorovodInternalError
 
@@ -54,6 +55,20 @@ def loss_of(model: torch.nn.Module, update: int, number: int) -> torch.Tensor:
 def wrap(model: torch.nn.Module, make: Make = OPTIMIZERS["adamw"], **options: Any) -> Any:
     arguments = {"backward_passes_per_step": PASSES, "sync": "work_sharing"} | options
     return hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters(), **arguments)
+
+
+def counting(dtype: torch.dtype = torch.float32, passes: int = PASSES, **options: Any) -> tuple[torch.Tensor, Any]:
+    """A weight that falls by the number of all micro-batches, and its optimizer."""
+    weight = torch.nn.Parameter(torch.zeros(3, dtype=dtype))
+    arguments = {"op": hvd.Sum, "backward_passes_per_step": passes, "sync": hvd.WorkSharing()} | options
+    return weight, hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), **arguments)
+
+
+def count(weight: torch.Tensor, optimizer: Any) -> None:
+    """A micro-batch."""
+    optimizer.zero_grad()
+    weight.sum().backward()
+    optimizer.step()
 
 
 def train(world: World, model: torch.nn.Module, optimizer: Any, label: str = "", updates: int = UPDATES) -> int:
@@ -100,11 +115,6 @@ def reference(
     return model, optimizer
 
 
-def flat(model: torch.nn.Module) -> list[float]:
-    numbers: list[float] = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
-    return numbers
-
-
 def state_of(optimizer: torch.optim.Optimizer) -> list[float]:
     values = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
     numbers: list[float] = torch.cat([value.double().reshape(-1) for value in values]).tolist() if values else []
@@ -120,10 +130,10 @@ def test_updates_are_those_of_synchronous_training(world: World) -> None:
         model = make_model()
         optimizer = wrap(model, make)
         seen: list[list[float]] = []
-        optimizer.register_round_hook(lambda _, model=model, seen=seen: seen.append(flat(model)))
+        optimizer.register_round_hook(lambda _, model=model, seen=seen: seen.append(weights(model)))
         made = train(world, model, optimizer, name)
         expected: list[list[float]] = []
-        _, plain = reference(world, make, after=lambda model, expected=expected: expected.append(flat(model)))
+        _, plain = reference(world, make, after=lambda model, expected=expected: expected.append(weights(model)))
         assert len(seen) == UPDATES
         for update in range(UPDATES):
             assert world.same(seen[update]) == pytest.approx(expected[update], abs=1e-9), name
@@ -166,8 +176,8 @@ def test_clipping_schedules_and_averages_follow_updates(world: World) -> None:
     expected, _ = reference(
         world, make, before=lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1), after=after
     )
-    assert flat(model) == pytest.approx(flat(expected), abs=1e-9)
-    assert flat(average) == pytest.approx(flat(expected_average), abs=1e-9)
+    assert weights(model) == pytest.approx(weights(expected), abs=1e-9)
+    assert weights(average) == pytest.approx(weights(expected_average), abs=1e-9)
     assert schedule.get_last_lr() == plain[0].get_last_lr()
 
 
@@ -191,37 +201,23 @@ def test_a_micro_batch_that_overflows_is_skipped_with_its_update(world: World) -
 @pytest.mark.parametrize("compression", ["fp16", "bfloat16"])
 def test_what_travels_may_be_of_another_type(world: World, compression: str) -> None:
     dtype = torch.bfloat16 if compression == "bfloat16" else torch.float32
-    weight = torch.nn.Parameter(torch.zeros(5, dtype=dtype))
     chosen = hvd.Compression.fp16 if compression == "fp16" else hvd.Compression.none
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD([weight], lr=1.0),
-        compression=chosen,
-        op=hvd.Sum,
-        backward_passes_per_step=PASSES,
-        sync=hvd.WorkSharing(),
-    )
+    weight, optimizer = counting(dtype, compression=chosen)
     while optimizer.rounds < 2:
-        optimizer.zero_grad()
-        weight.sum().backward()
-        optimizer.step()
-    assert weight.tolist() == [-2.0 * PASSES * world.size] * 5
+        count(weight, optimizer)
+    assert weight.tolist() == [-2.0 * PASSES * world.size] * 3
 
 
 def test_random_delays(world: World) -> None:
     """Each micro-batch is in one update, once."""
     rng = world.random()
     rng.seed(rng.randrange(2**32) + world.rank)
-    weight = torch.nn.Parameter(torch.zeros(3))
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD([weight], lr=1.0), op=hvd.Sum, backward_passes_per_step=3, sync=hvd.WorkSharing()
-    )
+    weight, optimizer = counting(passes=3)
     made = []
     while optimizer.rounds < (200 if world.long else 30):
         made.append(optimizer.begin_micro_batch())
         delay(rng)
-        optimizer.zero_grad()
-        weight.sum().backward()
-        optimizer.step()
+        count(weight, optimizer)
     everything = sorted(each for rank in world.gather(made) for each in rank)
     updates = optimizer.rounds
     assert everything == [(update, number) for update in range(updates) for number in range(3 * world.size)]
@@ -230,10 +226,7 @@ def test_random_delays(world: World) -> None:
 
 def test_a_round_hook_that_fails(world: World) -> None:
     """Its update has been applied, and none of its gradients are in the next one, which zero_grad() need not prevent."""
-    weight = torch.nn.Parameter(torch.zeros(3))
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD([weight], lr=1.0), op=hvd.Sum, backward_passes_per_step=PASSES, sync=hvd.WorkSharing()
-    )
+    weight, optimizer = counting()
     failures = [ValueError("planned")]
 
     def fail_once(_: Any) -> None:
@@ -279,7 +272,7 @@ def test_several_losses_in_a_micro_batch(world: World) -> None:
         for number in range(PASSES * world.size):
             backward(expected, update, number, PASSES * world.size)
         plain.step()
-    assert flat(model) == pytest.approx(flat(expected), abs=1e-9)
+    assert weights(model) == pytest.approx(weights(expected), abs=1e-9)
     optimizer.flush()
     with pytest.raises(
         AssertionError, match=r"gradients of 1\.\w+ were computed twice before step.*requires_grad_\(False\)"
@@ -292,15 +285,10 @@ def test_several_losses_in_a_micro_batch(world: World) -> None:
 
 def test_ranks_with_unequal_data(world: World) -> None:
     """Whose data have ended waits in a flush; an update has too few micro-batches only when all data have."""
-    weight = torch.nn.Parameter(torch.zeros(3))
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD([weight], lr=1.0), op=hvd.Sum, backward_passes_per_step=PASSES, sync=hvd.WorkSharing()
-    )
+    weight, optimizer = counting()
     data = 5 + 4 * world.rank
     for _ in range(data):
-        optimizer.zero_grad()
-        weight.sum().backward()
-        optimizer.step()
+        count(weight, optimizer)
     optimizer.flush()
     everything = sum(world.gather(data))
     assert weight.tolist() == [-float(everything)] * 3
@@ -321,7 +309,7 @@ def test_a_rank_that_comes_late_from_a_flush(world: World, monkeypatch: pytest.M
     optimizer = wrap(model)
     train(world, model, optimizer, updates=1)
     optimizer.flush()
-    flushed = flat(model)
+    flushed = weights(model)
     train(world, model, optimizer, "then", updates=1)
     world.same(flushed)
 
@@ -329,14 +317,9 @@ def test_a_rank_that_comes_late_from_a_flush(world: World, monkeypatch: pytest.M
 @pytest.mark.usefixtures("heals")
 def test_a_join(world: World) -> None:
     """Who has joined misses the others' updates, as with Horovod, until the next flush."""
-    weight = torch.nn.Parameter(torch.zeros(3))
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD([weight], lr=1.0), op=hvd.Sum, backward_passes_per_step=PASSES, sync=hvd.WorkSharing()
-    )
+    weight, optimizer = counting()
     for _ in range(4 + 3 * world.rank):
-        optimizer.zero_grad()
-        weight.sum().backward()
-        optimizer.step()
+        count(weight, optimizer)
     hvd.join()
     optimizer.flush()
     hvd.assert_replicas_equal(torch.nn.ParameterList([weight]), optimizer)
@@ -362,7 +345,7 @@ def test_a_flush_closes_an_update_early(world: World) -> None:
     plain.zero_grad()
     (loss_of(expected, 2, world.gather(number)[0]) / world.size).backward()
     plain.step()
-    assert flat(model) == pytest.approx(flat(expected), abs=1e-9)
+    assert weights(model) == pytest.approx(weights(expected), abs=1e-9)
     assert world.same(optimizer.rounds) == 3
     train(world, model, optimizer, "then", updates=1)
     hvd.assert_replicas_equal(model, optimizer)
@@ -385,7 +368,7 @@ def test_a_checkpoint_is_taken_up(world: World) -> None:
         update, number = again.begin_micro_batch()
         loss_of(other, 2 + update, number).backward()
         again.step()
-    assert flat(other) == pytest.approx(flat(model), abs=1e-9)
+    assert weights(other) == pytest.approx(weights(model), abs=1e-9)
 
 
 # --- Which parameters
@@ -434,7 +417,7 @@ def test_one_rank(world: World) -> None:
         updated.append(optimizer.updated)
         optimizer.zero_grad()
     assert updated == [0, 1] * UPDATES
-    assert flat(model) == pytest.approx(flat(reference(world)[0]), abs=1e-9)
+    assert weights(model) == pytest.approx(weights(reference(world)[0]), abs=1e-9)
     optimizer.flush()
     assert optimizer.rounds == UPDATES
 
@@ -454,18 +437,10 @@ def test_two_optimizers_at_a_time(world: World) -> None:
 
 
 def test_ranks_that_disagree(world: World) -> None:
-    weight = torch.nn.Parameter(torch.zeros(3))
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD([weight], lr=1.0), backward_passes_per_step=2 + world.rank % 2, sync="work_sharing"
-    )
-
-    def train() -> None:
+    weight, optimizer = counting(passes=2 + world.rank % 2)
+    with pytest.raises(HorovodInternalError, match="backward_passes_per_step=2"):  # noqa: PT012
         for _ in range(4):
-            weight.sum().backward()
-            optimizer.step()
-
-    with pytest.raises(HorovodInternalError, match="backward_passes_per_step=2"):
-        train()
+            count(weight, optimizer)
 
 
 @alone

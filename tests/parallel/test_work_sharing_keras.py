@@ -58,6 +58,13 @@ def compiled(optimizer: Any, **options: Any) -> keras.Model:
     return model
 
 
+def training(world: World, **options: Any) -> tuple[keras.Model, Any, DynamicShardingDataset]:
+    """A model, its optimizer and its data."""
+    optimizer = wrap(MAKERS["sgd"], **options)
+    dataset = DynamicShardingDataset(*data(world), optimizer=optimizer, batch_size=BATCH)
+    return compiled(optimizer), optimizer, dataset
+
+
 class Paced(keras.callbacks.Callback):
     """Lets rank 1 end a micro-batch when the others have made all that are left of its update, but for the first update."""
 
@@ -131,9 +138,8 @@ def test_weights_are_those_of_synchronous_training_and_equal_on_all_ranks(world:
 
 
 def test_half_precision_travels_and_is_averaged(world: World) -> None:
-    optimizer = wrap(MAKERS["sgd"], compression=hvd.Compression.fp16)
-    model = compiled(optimizer)
-    model.fit(DynamicShardingDataset(*data(world), optimizer=optimizer, batch_size=BATCH), epochs=2, verbose=0)
+    model, _, dataset = training(world, compression=hvd.Compression.fp16)
+    model.fit(dataset, epochs=2, verbose=0)
     world.same(flat(model))
     assert close(weights(model), weights(reference(world, MAKERS["sgd"])), 1e-2)
 
@@ -208,9 +214,7 @@ def test_callbacks_validation_and_an_early_stop_in_one_program(world: World, tmp
 
 
 def test_a_flush_closes_the_open_update(world: World) -> None:
-    optimizer = wrap(MAKERS["sgd"])
-    model = compiled(optimizer)
-    dataset = DynamicShardingDataset(*data(world), optimizer=optimizer, batch_size=BATCH)
+    model, optimizer, dataset = training(world)
     for x, y in dataset:
         model.train_on_batch(x, y)
         if optimizer.rounds == 1:
@@ -328,9 +332,7 @@ class AtEnd(keras.callbacks.Callback):
 
 
 def test_metrics_of_a_rank_that_has_made_nothing_do_not_count(world: World) -> None:
-    optimizer = wrap(MAKERS["sgd"])
-    model = compiled(optimizer)
-    dataset = DynamicShardingDataset(*data(world), optimizer=optimizer, batch_size=BATCH)
+    model, _, dataset = training(world)
     history = model.fit(dataset, epochs=2, callbacks=[hvd.callbacks.MetricAverageCallback()], verbose=0)
     assert len(world.same([round(loss, 6) for loss in history.history["loss"]])) == 2
     callback = hvd.callbacks.MetricAverageCallback()
@@ -343,21 +345,17 @@ def test_metrics_of_a_rank_that_has_made_nothing_do_not_count(world: World) -> N
 
 
 def test_a_flush_heals_replicas_that_began_apart(world: World) -> None:
-    optimizer = wrap(MAKERS["sgd"])
-    model = compiled(optimizer)
+    model, optimizer, dataset = training(world)
     if world.rank == 1:
         model.set_weights([weight + 1.0 for weight in model.get_weights()])
-    model.fit(DynamicShardingDataset(*data(world), optimizer=optimizer, batch_size=BATCH), verbose=0)
+    model.fit(dataset, verbose=0)
     with pytest.raises(RuntimeError, match="had parted"):  # the tests' setting of HOROVOD_PARTIAL_HEAL
         optimizer.flush()
     world.same(flat(model))
 
 
 def test_what_is_left_early_is_not_forgotten(world: World) -> None:
-    optimizer = wrap(MAKERS["sgd"])
-    model = compiled(optimizer)
-    arrays = data(world)
-    dataset = DynamicShardingDataset(*arrays, optimizer=optimizer, batch_size=BATCH)
+    model, optimizer, dataset = training(world)
 
     def stop(batch: int) -> None:
         model.stop_training = optimizer.rounds >= 1
@@ -365,7 +363,7 @@ def test_what_is_left_early_is_not_forgotten(world: World) -> None:
     model.fit(dataset, epochs=3, callbacks=[AtEnd(batch=stop)], verbose=0)
     assert optimizer._horovod.sharing.begun is None  # other ranks may make it
     with pytest.raises(RuntimeError, match="an epoch of another dataset was left early"):
-        model.fit(DynamicShardingDataset(*arrays, optimizer=optimizer, batch_size=BATCH), verbose=0)
+        model.fit(DynamicShardingDataset(*data(world), optimizer=optimizer, batch_size=BATCH), verbose=0)
     model.fit(dataset, verbose=0)
     assert optimizer.rounds == UPDATES
     world.same(flat(model))
@@ -410,9 +408,7 @@ def test_variables_without_a_gradient_are_left_alone(world: World) -> None:
 
 
 def test_a_flush_between_a_batch_and_its_step_is_an_error(world: World) -> None:
-    optimizer = wrap(MAKERS["sgd"])
-    model = compiled(optimizer)
-    dataset = DynamicShardingDataset(*data(world), optimizer=optimizer, batch_size=BATCH)
+    model, optimizer, dataset = training(world)
     batches = iter(dataset)
     model.train_on_batch(*next(batches))
     batch = next(batches)

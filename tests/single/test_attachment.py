@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from interpreter import run_apart
 
 SOURCE = Path(__file__).resolve().parent / "doubles" / "horovod_double.cc"
 # The doubles come before Horovod, whose tables they would use otherwise.
@@ -36,9 +36,7 @@ def libraries(tmp_path: Path) -> list[Path]:
 
 def test_each_table_keeps_its_own_functions(libraries: list[Path]) -> None:
     """Two libraries with tables of their own, one of them attached twice: each function is called once, in its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *map(str, libraries)], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_apart(PROGRAM, *map(str, libraries))
     assert (done.stdout, done.returncode) == ("[10, 10]\n", 0), done.stderr
 
 
@@ -63,5 +61,5 @@ print(statistics["bucket"]["rounds"], all(polled))
 
 def test_garbage_may_be_collected_while_statistics_are_made() -> None:
     """What the collection of garbage runs may use the bucket that the statistics are about."""
-    done = subprocess.run([sys.executable, "-c", COLLECTING], capture_output=True, text=True, timeout=60, check=False)
+    done = run_apart(COLLECTING)
     assert (done.stdout, done.returncode) == ("1 True\n", 0), done.stderr

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
+from interpreter import run_apart
 
 from horovod_partial.runtime import failure
 
@@ -70,9 +70,7 @@ def in_thread(code):
     ],
 )
 def test_ends(end: str, status: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM + end], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_apart(PROGRAM + end)
     assert done.returncode == status, done.stderr
     assert done.stdout.split() == ["failed" if status else "normal"], done.stderr
     if "in_thread" in end:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+from interpreter import run_apart
 
 PROGRAM = """
 import atexit, os, sys
@@ -54,14 +51,6 @@ runtime._end = lambda **_: print("delivers")
 
 @pytest.mark.parametrize("inits", [["horovod", "horovod"], ["ours", "horovod", "ours"]], ids="-".join)
 def test_names_count_anew_in_each_generation(inits: list[str]) -> None:
-    environment = os.environ | {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *inits],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_apart(PROGRAM, *inits, HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
     names = [f"{sorted(f'{number}.0' for number in range(1, 2 * count + 1))}" for count in range(1, len(inits) + 1)]
     assert done.stdout.splitlines() == [*names, "delivers", "the end"], done.stderr

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
+from interpreter import run_apart
 
 import horovod_partial.torch  # noqa: F401 (loads Horovod, which the extension needs)
 from horovod_partial.runtime import heartbeat
@@ -103,7 +102,7 @@ def test_the_stacks_of_all_threads_can_be_taken_in_a_process_without_standard_er
         "import faulthandler; faulthandler.unregister(_attach.prepare_stacks()[0])\n"
         "print(repr(_attach.take_stacks()))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = run_apart(program)
     assert "in here" in done.stdout
     assert done.stdout.endswith("''\n")  # the signal is not sent where it would end the process
 

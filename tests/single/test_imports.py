@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from interpreter import run_apart
 
 
 @pytest.fixture
@@ -82,8 +82,7 @@ def test_importing_the_package_imports_no_framework() -> None:
     program = (
         "import sys, horovod_partial, horovod_partial.policies, horovod_partial.settings; print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "False"
+    assert run_apart(program).stdout.strip() == "False"
 
 
 @pytest.mark.parametrize(("backend", "other"), [("torch", "tensorflow"), ("tensorflow", "torch")])
@@ -92,21 +91,12 @@ def test_keras_imports_the_framework_of_its_backend(backend: str, other: str) ->
         f"import sys, horovod_partial.keras as hvd, horovod.{backend} as theirs; "
         f"print({other!r} in sys.modules, hvd.rank is theirs.rank, all(hasattr(hvd, name) for name in hvd.__all__))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        env={**os.environ, "KERAS_BACKEND": backend},
-    )
-    assert done.stdout.split() == ["False", "True", "True"]
+    assert run_apart(program, KERAS_BACKEND=backend).stdout.split() == ["False", "True", "True"]
 
 
 def test_a_backend_of_keras_that_horovod_does_not_know() -> None:
     program = "import keras; keras.backend.backend = lambda: 'jax'; import horovod_partial.keras"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert "ImportError: Keras's backend is jax" in done.stderr
+    assert "ImportError: Keras's backend is jax" in run_apart(program).stderr
 
 
 def test_operations_before_init() -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+from interpreter import run_apart
 
 PROGRAM = """
 import horovod_partial.torch
@@ -20,13 +17,7 @@ _attach.log(30, 0, "of a hook")
 @pytest.mark.parametrize(("level", "shown"), [("error", False), ("debug", True)])
 def test_the_level_holds_for_python_and_for_the_hooks(level: str, shown: bool) -> None:
     """From the import on, whoever initialises Horovod. Hooks call `Log`, of which Python's side is `_attach.log`."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=True,
-        env={**os.environ, "HOROVOD_PARTIAL_LOG_LEVEL": level},
-    )
+    done = run_apart(PROGRAM, seconds=110, HOROVOD_PARTIAL_LOG_LEVEL=level)
+    assert done.returncode == 0, done.stderr
     assert ("WARNING: of Python" in done.stderr) == shown, done.stderr
     assert ("WARNING: of a hook" in done.stderr) == shown, done.stderr

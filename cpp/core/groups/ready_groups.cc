@@ -40,7 +40,7 @@ bool ReadyGroups::Connected(const std::vector<Rank>& parts, const std::vector<bo
 
 void ReadyGroups::Add(const Members& group, const std::vector<bool>& active) {
   auto parts = Parts(window_ - 1);
-  for (const Rank rank : group) {  // the new group connects the parts that its ranks belonged to
+  for (const Rank rank : group) {  // the connected components of the group's ranks become one
     const Rank old = parts[Index(rank)];
     std::replace(parts.begin(), parts.end(), old, parts[Index(group.front())]);
   }

@@ -129,7 +129,7 @@ void QuorumGuard::TakeBack(std::optional<Rate> measured) {
   hold.promise = trial_->promise;
   hold.rate = trial_->before;
   if (direction == kUp && trial_->before && measured && measured->value > 0) {
-    // `hidden` is the factor by which the prediction was too low. The factor 0.9 leaves some room.
+    // `hidden` is the measured rate divided by the predicted rate. The factor 0.9 makes later probes a bit easier.
     const double hidden = measured->value / trial_->before->value / trial_->expected;
     may_hide_ = std::clamp(0.9 * kMayLose / hidden, kMayHide, kMayLose);
   }

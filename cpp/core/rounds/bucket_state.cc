@@ -34,7 +34,7 @@ bool BucketState::EverybodyArrived() const {
   return !Any([](const RankState& rank) { return !rank.joined && !rank.arrival; });
 }
 
-// Returns true if some rank or the policy wants that the open round waits for every rank.
+// Returns true if the open round must wait for every rank, because some rank or the policy asks for that.
 bool BucketState::WantsEverybody() const {
   return (declaration && IsFullRound(policy(), round)) ||
          Any([](const RankState& rank) { return rank.arrival && rank.arrival->full; });

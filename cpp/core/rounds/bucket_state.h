@@ -73,7 +73,7 @@ struct BucketState {
   const RankState& At(Rank rank) const { return ranks[static_cast<std::size_t>(rank)]; }
   int size() const { return static_cast<int>(ranks.size()); }
 
-  // Questions that the coordinator asks before it closes a round. The answers follow from the state alone.
+  // Questions that the coordinator asks before it closes a round. Only the bucket's state decides the answers.
   const Declaration* Known() const;
   bool SharesWork() const;
   bool HasArrival() const;

@@ -59,7 +59,7 @@ class Coordinator {
   // ends then. Time::min() stands for the next cycle, kNever for no such time.
   Time NextDeadline() const;
 
-  // Returns what the ranks have agreed on for a bucket that has had a round, and the device of a rank's tensor. A
+  // Returns the declaration of `bucket`, and the device of the tensor of `rank`. The bucket must have had a round. A
   // bucket that has ended is known until the next Observe.
   const Declaration& declaration(const std::string& bucket) const { return *buckets_.at(bucket).declaration; }
   int device(const std::string& bucket, Rank rank) const;

@@ -185,11 +185,11 @@ def intervals(rank: RankRecording, name: str, clocks: Clocks, rows: Any = slice(
 
 
 def share_with_other_waits(rank: RankRecording, steps: RankSteps, clocks: Clocks, *, rounds: bool) -> float:
-    """Return the share of a rank's steps, 0 to 1, with a wait for all ranks in something besides its gradients.
+    """Return the share of steps, 0 to 1, in which something besides gradients made the rank wait for all ranks.
 
-    Under a partial policy these are the waits for Horovod's own operations. Under `Full()` they are the waits after
-    which the application worked on, before it handed over the last tensors of the step. Under TensorFlow they are
-    unknown, and the share is 0.
+    Under a partial policy each wait for one of Horovod's own operations counts. Under `Full()` a wait counts if the
+    application did other work after it, and only then handed over the last tensors of the step. Under TensorFlow
+    such waits are unknown, and the share is 0.
     """
     begin, end = intervals(rank, "waits", clocks, rank.tables["waits"]["bucket"] < 0)
     if not len(steps.step) or not len(begin):

@@ -92,7 +92,7 @@ def _of_rounds(summary: Summary) -> Iterator[Event]:
         told = {"closed by": rounds["reason"][row], "quorum": int(rounds["quorum"][row]), "missing": str(missing)}
         yield _slice(track, f"round {rounds['round'][row]} of {bucket.name}", time, until, False, **told)
         for rank, arrivals in pending.items():
-            # Late gradients travel with the next round that their rank is on time for, or with one that delivers them.
+            # A rank's late gradients travel with a round if the rank is on time for it or is listed under `delivered`.
             if rank in missing and rank not in delivered:
                 continue
             waiting = arrivals.get(bucket.name, [])

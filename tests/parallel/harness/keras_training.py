@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 
+import horovod_partial.keras as hvd
 from harness.trainers import EVERYBODY, joined
 from harness.world import World, delay
 from horovod_partial.keras.backend import backend
@@ -29,6 +31,13 @@ MODELS = {
 on_time = pytest.mark.parametrize("policy", ["full", EVERYBODY])
 
 SAMPLES = 6  # of a batch
+
+
+class Slow(keras.callbacks.Callback):
+    """Rank 1 is slower than the others."""
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        time.sleep(0.01 if hvd.rank() == 1 else 0.002)
 
 
 def sync_of(policy: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -121,8 +122,12 @@ def wrap(model: torch.nn.Module, sync: Any, make: str = "momentum", **options: A
     return hvd.DistributedOptimizer(MAKERS[make](model), model.named_parameters(), sync=sync, **options)
 
 
-def train(world: World, optimizer: Any, model: torch.nn.Module, steps: int, first: int = 0) -> None:
+def train(
+    world: World, optimizer: Any, model: torch.nn.Module, steps: int, first: int = 0, seconds: float = 0.0
+) -> None:
+    """Take steps, each after so many seconds."""
     for step in range(first, first + steps):
+        time.sleep(seconds)
         optimizer.zero_grad()
         loss_of(model, world.rank, step).backward()
         optimizer.step()

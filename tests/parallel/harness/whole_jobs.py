@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from harness.hosts import Host
 from harness.launch import Processes, environment
@@ -62,6 +63,16 @@ class Job:
         options += ["--network-interfaces", interface]
         self.start(program, *arguments, runner=runner, options=options, **variables)
         return file
+
+    def run_elastic(
+        self, program: str, *arguments: str, hosts: str = "localhost:2\n", then: str = "localhost:3\n", **options: Any
+    ) -> dict[int, str]:
+        """Run an elastic job to its good end, on other hosts from when it runs. Returns what the ranks note at the end."""
+        file = self.start_elastic(program, *arguments, hosts=hosts, **options)
+        self.wait_for_notes("running")
+        file.write_text(then)
+        assert self.wait() == 0, self.output()
+        return self.notes("ended")
 
     @property
     def hosts(self) -> list[Host]:
