@@ -1,10 +1,11 @@
 """Merged gradients (MG-WFBP): steps under the plans of `hvd.MergedGradients`, against Horovod's own fusion.
 
-    .venv/bin/python benchmarks/merging.py [--sections small links] [--json FILE]
+    .venv/bin/python benchmarks/merging.py [--sections small links200 links1000] [--json FILE]
 
-small    200 tensors of 1 to 8 KiB, 0.15 ms of backward for each, on one machine.
-links    ResNet-50's shapes and 2 s of backward in proportion to what each layer computes, ranks in network namespaces of
-         their own, on links of 200 Mbit/s; over MPI, needs root, `ip` and `tc`.
+small       200 tensors of 1 to 8 KiB, 0.15 ms of backward for each, on one machine.
+links200    ResNet-50's shapes and 2 s of backward in proportion to what each layer computes, ranks in network namespaces
+            of their own, on links of 200 Mbit/s; over MPI, needs root, `ip` and `tc`.
+links1000   The same on links of 1 Gbit/s, with 1 s of backward, so that messages take about as long as backward.
 
 Backward sleeps (harness/shaped.py), so that ranks do not compete for cores. Arms are Horovod's optimizer with its
 default fusion, and without any (a message for each tensor, HOROVOD_FUSION_THRESHOLD=0), and ours under Full with three
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -28,8 +30,8 @@ from harness.shaped import Shaped
 
 import horovod_partial.torch as hvd
 
-MEGABITS = 200
-BACKWARD = {"small": 0.03, "links": 2.0}  # seconds
+MEGABITS = {"links200": 200, "links1000": 1000}
+BACKWARD = {"small": 0.03, "links200": 2.0, "links1000": 1.0}  # seconds
 RULES = {"exact": "exact", "paper": "paper", "single message": "single"}
 ARMS: dict[str, dict[str, str]] = {
     "horovod": {},
@@ -47,7 +49,7 @@ def make_layers(section: str) -> Shaped:
 
 
 def run(section: str, arm: str, steps: int, warmup_steps: int) -> dict[str, Any]:
-    """On every rank: seconds of steps, means over the ranks, and what the plan says of itself."""
+    """On every rank: measure steps. Returns their times, means over the ranks in seconds, and the plan."""
     layers = make_layers(section)
     named = [(str(index), parameter) for index, parameter in enumerate(layers.parameters)]
     sgd = torch.optim.SGD(layers.parameters, lr=1e-3)
@@ -68,57 +70,78 @@ def run(section: str, arm: str, steps: int, warmup_steps: int) -> dict[str, Any]
             seconds.append(time.perf_counter() - start)
     means = hvd.allreduce(torch.tensor(seconds, dtype=torch.float64), name="seconds").tolist()
     plan = optimizer.merging_plan if arm in RULES else None
-    return {
-        "seconds": means,
-        "plan": str(plan) if plan else "",
-        "predicted": plan.predicted if plan else None,
-        "messages": len(plan.messages) if plan else None,
-    }
+    if plan is None:
+        return {"seconds": means, "plan": None}
+    cost = plan.cost and [plan.cost.latency, plan.cost.seconds_per_byte, plan.cost.r_squared]
+    kept = {"messages": plan.messages, "cost": cost, "reason": plan.reason, "predicted": plan.predicted}
+    return {"seconds": means, "plan": kept, "text": str(plan)}
+
+
+def measure(
+    section: str, arms: Sequence[str], *, ranks: int, transport: harness.Transport, repeats: int, steps: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Run `repeats` jobs of each arm, in turns, and return by arm what each job has measured.
+
+    On limited links a job has a sixth of `steps`, because each takes seconds.
+    """
+    limited = section in MEGABITS
+    jobs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
+    for repeat in range(repeats):
+        for arm in arms if repeat % 2 == 0 else reversed(arms):
+            links: Any = namespaces.limited_links(ranks, MEGABITS[section]) if limited else nullcontext()
+            with links as command:
+                done = harness.launch(
+                    run,
+                    ranks=ranks,
+                    transport="mpi" if limited else transport,
+                    environment=ARMS[arm],
+                    command=command,
+                    section=section,
+                    arm=arm,
+                    steps=max(2, steps // 6) if limited else steps,
+                    warmup_steps=3 if limited else 10,
+                )
+            jobs[arm].append(done)
+    return jobs
+
+
+def median_step(jobs: Sequence[dict[str, Any]]) -> float:
+    """Return the median over the steps of all jobs of an arm, in seconds."""
+    return statistics.median(seconds for job in jobs for seconds in job["seconds"])
 
 
 def report(section: str, options: argparse.Namespace) -> dict[str, Any]:
-    if section == "links" and (reason := namespaces.missing()):
+    if section in MEGABITS and (reason := namespaces.missing()):
         print(f"No limited links: {reason}")
         return {"skipped": reason}
-    steps, warmup_steps = (options.steps, 10) if section == "small" else (max(2, options.steps // 6), 3)
-    jobs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
-    for repeat in range(options.repeats):
-        for arm in sorted(ARMS, key=list(ARMS).index, reverse=repeat % 2 == 1):
-            links: Any = namespaces.limited_links(options.ranks, MEGABITS) if section == "links" else nullcontext()
-            with links as command:
-                jobs[arm].append(
-                    harness.launch(
-                        run,
-                        ranks=options.ranks,
-                        transport="mpi" if section == "links" else options.transport,
-                        environment=ARMS[arm],
-                        command=command,
-                        section=section,
-                        arm=arm,
-                        steps=steps,
-                        warmup_steps=warmup_steps,
-                    )
-                )
-    medians = {arm: statistics.median(s for job in done for s in job["seconds"]) for arm, done in jobs.items()}
+    jobs = measure(
+        section,
+        list(ARMS),
+        ranks=options.ranks,
+        transport=options.transport,
+        repeats=options.repeats,
+        steps=options.steps,
+    )
+    medians = {arm: median_step(done) for arm, done in jobs.items()}
     others = [medians[arm] for arm in ("horovod", "per tensor", "single message")]
     rows = []
     for arm, median in medians.items():
-        last = jobs[arm][-1]
-        predicted = "" if last["predicted"] is None else f"{1e3 * last['predicted']:.1f}"
-        messages = "" if last["messages"] is None else str(last["messages"])
-        rows.append([arm, f"{1e3 * median:.1f}", f"{median / min(others):.3f}", predicted, messages])
+        ratios = [f"{median / other:.3f}" for other in (medians["horovod"], min(others))]
+        plan = jobs[arm][-1]["plan"]
+        predicted = f"{1e3 * plan['predicted']:.1f}" if plan and plan["predicted"] else ""
+        rows.append([arm, f"{1e3 * median:.1f}", *ratios, predicted, str(len(plan["messages"])) if plan else ""])
     harness.print_table(
         f"{section}: step time, {options.ranks} ranks, backward of {BACKWARD[section]:g} s",
-        ["arm", "ms", "over the best other", "predicted ms", "messages"],
+        ["arm", "ms", "over Horovod", "over the best other", "predicted ms", "messages"],
         rows,
     )
     for arm in RULES:
-        print(f"{arm}: {jobs[arm][-1]['plan']}")
+        print(f"{arm}: {jobs[arm][-1]['text']}")
     return {
         "seconds": medians,
         "exact_over_best": medians["exact"] / min(others),
         "worst_over_exact": max(others) / medians["exact"],
-        "predicted": {arm: [job["predicted"] for job in jobs[arm]] for arm in RULES},
+        "jobs": jobs,
     }
 
 
@@ -126,7 +149,7 @@ def main() -> None:
     parser = harness.arguments(__doc__, ranks=4)
     parser.add_argument("--sections", nargs="+", choices=list(BACKWARD), default=list(BACKWARD), help="what to measure")
     parser.add_argument("--steps", type=int, default=30, help="of each job; a sixth of it on limited links")
-    parser.add_argument("--repeats", type=int, default=2, help="jobs of each arm")
+    parser.add_argument("--repeats", type=int, default=5, help="jobs of each arm")
     options = parser.parse_args()
     figures: dict[str, Any] = {"ranks": options.ranks, "transport": options.transport}
     for section in options.sections:

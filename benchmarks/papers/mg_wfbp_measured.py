@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -76,15 +75,23 @@ def steps(job: Job) -> Outcome:
     missing = namespaces.missing()
     jobs = [("small", 2)] if job.smoke else [("small", 4), ("small", 8)]
     if not (job.smoke or missing):
-        jobs.append(("links", 4))
+        jobs += [("links200", 4), ("links1000", 4)]
     arms = job.choose(tuple(ARMS), ("SyncEASGD", "MG-WFBP"))
     rows: list[Row] = []
     times: dict[str, list[float]] = {arm: [] for arm in arms}
     gains: dict[tuple[str, str], list[float]] = {}
     for section, ranks in jobs:
         place = f"{section}, {ranks} ranks"
+        measured = merging.measure(
+            section,
+            [ARMS[arm] for arm in arms],
+            ranks=ranks,
+            transport=job.transport,
+            repeats=job.choose(5, 1),
+            steps=job.choose(30, 3),
+        )
         for arm in arms:
-            times[arm].append(seconds(job, section, ranks, ARMS[arm]))
+            times[arm].append(merging.median_step(measured[ARMS[arm]]))
             rows.append(Row(f"{place}: step, {arm} (ms)", "", 1e3 * times[arm][-1], "measured"))
         for (faster, slower), paper in GAINS.items():
             if faster in times and slower in times:
@@ -107,22 +114,3 @@ def steps(job: Job) -> Outcome:
 def bars(times: dict[str, list[float]], jobs: Sequence[str]) -> Plot:
     series = {arm: ([float(place) for place in range(len(jobs))], values) for arm, values in times.items()}
     return Plot("", "step in s", series, bars=True, ticks=tuple(jobs))
-
-
-def seconds(job: Job, section: str, ranks: int, arm: str) -> float:
-    """The median step of a job."""
-    links: Any = namespaces.limited_links(ranks, MEGABITS) if section == "links" else nullcontext()
-    few = job.smoke or section == "links"
-    with links as command:
-        taken = harness.launch(
-            merging.run,
-            ranks=ranks,
-            transport="mpi" if section == "links" else job.transport,
-            environment=merging.ARMS[arm],
-            command=command,
-            section=section,
-            arm=arm,
-            steps=3 if few else 30,
-            warmup_steps=2 if few else 10,
-        )
-    return statistics.median(taken["seconds"])
