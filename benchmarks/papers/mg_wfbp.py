@@ -22,7 +22,7 @@ PAPER = Paper(
         ("WFBP and SyncEASGD (sections 2.3, 2.4)", '`hvd.MergedGradients("wait_free")`, `("single")`'),
         (
             "The optimum of equation 24, exactly",
-            '`hvd.MergedGradients("exact")`, the default; `cpp/core/merging/merging_plan.cc`',
+            '`hvd.MergedGradients("exact")`, one of the plans that the default tries; `cpp/core/merging/merging_plan.cc`',
         ),
         (
             "Algorithm 2: times of backward measured (section 5.1), one plan for all, one buffer for all (section 5.3)",
@@ -37,7 +37,7 @@ PAPER = Paper(
     ),
     differs=(
         "The paper's rule is not optimal, though lemma 1 and theorem 1 say so: a decision minimises the end of the next "
-        + "message, not of the iteration (`theorem1`). `exact` is the default; `paper` is the rule as printed.",
+        + "message, not of the iteration (`theorem1`). `exact` is one of the plans that the default tries; `paper` is the rule as printed.",
         "Table 2 is taken as printed but for double binary trees: their start-up is printed as 2 log N, without alpha, "
         + "and taken as 2 alpha log N. Logarithms are whole steps.",
         "a and b are measured in every job, on the way that its gradients take, by a line that outliers do not move "
@@ -164,7 +164,7 @@ PAPER = Paper(
         Refusal(
             "Figures 6 b and 7 b",
             "accuracy over 13 epochs of ImageNet, which is not here",
-            "merging changes no value: tests/parallel/test_conformance_merging.py",
+            "merging changes no value: tests/parallel/test_merging.py",
         ),
         Refusal(
             "TensorFlow in figures 6 and 7",

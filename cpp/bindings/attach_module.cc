@@ -10,7 +10,6 @@
 #include "attach/attachment.h"
 #include "attach/device.h"
 #include "attach/library.h"
-#include "attach/merging.h"
 #include "attach/sessions.h"
 #include "bindings/conversions.h"
 #include "bindings/monitor_calls.h"
@@ -92,8 +91,6 @@ class OwnerReference {
  private:
   const std::shared_ptr<Owner> owner_ = std::make_shared<Owner>();
 };
-
-double NowSeconds() { return std::chrono::duration<double>(Now()).count(); }
 
 // `stream` is the device's stream in which the framework has queued the work that makes the input; 0 on the host.
 Handle Submit(const std::string& library, std::int32_t process_set, const std::string& name, const BucketConfig& config,
@@ -303,48 +300,6 @@ PYBIND11_MODULE(_attach, m) {
           py::arg("stall_seconds"), py::arg("neighbours"))
       .def("rest", &Monitor::Rest)
       .def_property_readonly("endpoint", &Monitor::endpoint);
-
-  using attach::SharedSteps;
-  py::class_<SharedSteps, std::shared_ptr<SharedSteps>>(m, "SharedSteps")
-      .def(py::init([](const std::string& name, const std::vector<std::int64_t>& elements,
-                       const MergingSteps::Messages& messages, std::int64_t due,
-                       std::size_t window) { return SharedSteps::Declare({name, elements, messages, due, window}); }),
-           name, py::arg("elements"), py::arg("messages"), py::arg("due"), py::arg("window"))
-      .def(
-          "enter",
-          [](SharedSteps& self, const std::string& library, std::int32_t process_set) {
-            py::gil_scoped_release release;
-            self.Enter(attach::SessionOf(library, process_set));
-          },
-          library, process_set)
-      .def(
-          "record_gradient",
-          [](SharedSteps& self, int gradient, std::int64_t elements) {
-            self.With([&](MergingSteps& steps) { steps.RecordGradient(gradient, elements, NowSeconds()); });
-          },
-          py::arg("gradient"), py::arg("elements"))
-      .def("record_all_gradients",
-           [](SharedSteps& self) { self.With([](MergingSteps& steps) { steps.RecordAllGradients(NowSeconds()); }); })
-      .def("step_ended",
-           [](SharedSteps& self) {
-             return self.With([](MergingSteps& steps) { return steps.StepEnded(NowSeconds()); });
-           })
-      .def("measures",
-           [](SharedSteps& self) { return self.With([](MergingSteps& steps) { return steps.Measures(); }); })
-      .def_property_readonly(
-          "plans", [](SharedSteps& self) { return self.With([](MergingSteps& steps) { return steps.plans(); }); })
-      .def(
-          "plan",
-          [](SharedSteps& self, std::optional<MergingSteps::Messages> messages, std::optional<std::int64_t> due) {
-            self.With([&](MergingSteps& steps) { steps.Plan(std::move(messages), due); });
-          },
-          py::arg("messages"), py::arg("due"))
-      .def(
-          "times",
-          [](SharedSteps& self, bool first) {
-            return self.With([&](MergingSteps& steps) { return first ? steps.first_rows() : steps.last_rows(); });
-          },
-          py::kw_only(), py::arg("first"));
 
   m.def("attach", &attach::Attach, released, library, py::kw_only(), py::arg("waits_are_told"));
   m.def(

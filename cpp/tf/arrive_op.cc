@@ -4,16 +4,20 @@
 #include <tensorflow/core/framework/resource_handle.h>
 
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "attach/attachment.h"
-#include "tf/async_kernel.h"
-#include "tf/destination.h"
+#include "attach/device.h"
+#include "attach/session.h"
+#include "core/rounds/bucket_spec.h"
+#include "engine/engine.h"
 #include "tf/device.h"
 #include "tf/library.h"
 #include "tf/packed_tensors.h"
+#include "tf/status.h"
 
 namespace horovod_partial::tf {
 namespace {
@@ -23,35 +27,83 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-class ArriveOp final : public AsyncKernel {
+DataType CoreType(tensorflow::DataType type) {
+  switch (type) {
+    case tensorflow::DT_INT32: return DataType::kInt32;
+    case tensorflow::DT_INT64: return DataType::kInt64;
+    case tensorflow::DT_HALF: return DataType::kFloat16;
+    case tensorflow::DT_FLOAT: return DataType::kFloat32;
+    case tensorflow::DT_DOUBLE: return DataType::kFloat64;
+    default: throw std::invalid_argument("tensors of type " + tensorflow::DataTypeString(type) + " are not reduced");
+  }
+}
+
+class ArriveOp final : public tensorflow::AsyncOpKernel {
  public:
-  explicit ArriveOp(OpKernelConstruction* context) : AsyncKernel(context), destination_(context) {
+  explicit ArriveOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    std::string spec;
+    OP_REQUIRES_OK(context, context->GetAttr("T", &type_));
+    OP_REQUIRES_OK(context, context->GetAttr("process_set", &process_set_));
+    OP_REQUIRES_OK(context, context->GetAttr("size", &size_));
+    OP_REQUIRES_OK(context, context->GetAttr("spec", &spec));
     OP_REQUIRES_OK(context, context->GetAttr("bucket", &bucket_));
     OP_REQUIRES_OK(context, context->GetAttr("graph", &graph_));
+    try {
+      spec_ = DecodeBucketSpec(spec);
+    } catch (const std::exception& error) {
+      context->SetStatus(absl::InvalidArgumentError(error.what()));
+    }
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    const absl::Status status = AsStatus([&] { return Start(context, done); });
+    if (status.ok()) return;  // the context may be gone by now
+    context->SetStatus(status);
+    done();
   }
 
  private:
-  absl::Status Start(OpKernelContext* context, const DoneCallback& done) const override {
+  // Arrives at the bucket. If this succeeds, `done` is called once, maybe before this returns. If this fails or throws,
+  // it never calls `done`.
+  absl::Status Start(OpKernelContext* context, const DoneCallback& done) const {
     const int count = context->num_inputs() - 2;  // the bucket is the first input, and the work is the last
     std::vector<std::int64_t> elements;
     for (int i = 1; i <= count; ++i) elements.push_back(context->input(i).NumElements());
     std::shared_ptr<attach::Stream> stream = StreamOf(context);
-    std::shared_ptr<attach::Session> session;
-    absl::Status status = destination_.GetSession(bucket_, *stream, &session);
+    const attach::Stream& queue = *stream;
+    const std::shared_ptr<attach::Session> session = attach::SessionOf(LibraryPath(), process_set_);
+    absl::Status status = Check(session->engine(), queue.device());
     if (!status.ok()) return status;
-    const auto tensors = std::make_shared<PackedTensors>(std::move(stream), context->input(1).dtype(), elements);
+    const auto tensors = std::make_shared<PackedTensors>(std::move(stream), type_, elements);
     status = tensors->Allocate(context, 1);
     for (int i = 1; i <= count && status.ok(); ++i)
       status = tensors->Put(static_cast<std::size_t>(i - 1), context->input(i));
     if (!status.ok()) return status;
+    BucketConfig config{spec_, &attach::MemoryOf(queue.device()), CoreType(type_), tensors->shape()};
+    config.spec.policy.description = tensors->Describe(spec_.policy.description);
     // In eager code TensorFlow calls this in the application's thread, which sleeps until `done` is called.
     const Caller caller{graph_ ? Caller::Kind::kGraph : Caller::Kind::kBlockedThread, context->step_id()};
-    return destination_.Arrive(session, bucket_, caller, tensors, context->input(count + 1).scalar<int>()(),
-                               [context, done, count, tensors](const Operation& operation) {
-                                 const absl::Status result = SetOutputs(context, count, *tensors, operation);
-                                 if (!result.ok()) context->SetStatus(result);
-                                 done();
-                               });
+    const int work = context->input(count + 1).scalar<int>()();
+    const auto handle = session->engine().Declare(bucket_, config);
+    session->engine().Arrive(
+        handle, {tensors->source(), tensors->target(), 1, work}, queue.Record(),
+        [context, done, count, tensors](const Operation& operation) {
+          const absl::Status result = SetOutputs(context, count, *tensors, operation);
+          if (!result.ok()) context->SetStatus(result);
+          done();
+        },
+        caller);
+    return absl::OkStatus();
+  }
+
+  // Fails if tensors on this device are refused, or if the number of ranks has changed since the graph was made.
+  absl::Status Check(const Engine& engine, int device) const {
+    if (device != Memory::kHost && !GpuRefusal().empty())
+      return absl::InvalidArgumentError("rank " + std::to_string(engine.rank()) + ": " + bucket_ + ": " + GpuRefusal());
+    if (engine.size() == size_) return absl::OkStatus();
+    return absl::FailedPreconditionError("bucket " + bucket_ + " was made for " + std::to_string(size_) +
+                                         " ranks, and now there are " + std::to_string(engine.size()) +
+                                         "; make the optimizer anew, and trace tf.functions again");
   }
 
   static absl::Status SetOutputs(OpKernelContext* context, int count, const PackedTensors& tensors,
@@ -64,7 +116,10 @@ class ArriveOp final : public AsyncKernel {
     return SetRoundInfo(context, count, operation);
   }
 
-  const Destination destination_;
+  tensorflow::DataType type_{};
+  int process_set_ = 0;
+  int size_ = 1;
+  BucketSpec spec_;
   std::string bucket_;
   bool graph_ = false;
 };

@@ -15,36 +15,31 @@ REGISTER_OP("HorovodPartialBucket")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// The attributes that say where a message goes. `spec` comes from Python's BucketSpec.encode; only the core reads it.
-#define DESTINATION_ATTRIBUTES \
-  Attr("T: {int32, int64, half, float, double}").Attr("process_set: int").Attr("size: int >= 1").Attr("spec: string")
-
-// The three outputs that describe the round of a result.
-#define ROUND_OUTPUTS Output("info: int64").Output("members: int32").Output("member_work: int32")
-
-// Sets the shapes of ROUND_OUTPUTS, which come after the results.
-void SetRoundShapes(InferenceContext* context, int first) {
-  context->set_output(first, context->Vector(6));
-  context->set_output(first + 1, context->Vector(InferenceContext::kUnknownDim));
-  context->set_output(first + 2, context->Vector(InferenceContext::kUnknownDim));
-}
-
 // Stateful, because TensorFlow must not drop this operation, merge equal ones, or run it while it optimises the graph.
 REGISTER_OP("HorovodPartialArrive")
-    .DESTINATION_ATTRIBUTES.Attr("N: int >= 1")
+    .Attr("T: {int32, int64, half, float, double}")
+    .Attr("process_set: int")
+    .Attr("size: int >= 1")
+    .Attr("spec: string")  // comes from Python's BucketSpec.encode; only the core reads it
+    .Attr("N: int >= 1")
     .Attr("bucket: string")
     .Attr("graph: bool")
     .Input("handle: resource")
     .Input("tensors: N * T")
     .Input("work: int32")
     .Output("results: N * T")
-    .ROUND_OUTPUTS.SetIsStateful()
+    .Output("info: int64")
+    .Output("members: int32")
+    .Output("member_work: int32")
+    .SetIsStateful()
     .SetShapeFn([](InferenceContext* context) -> absl::Status {
       int count = 0;
       absl::Status status = context->GetAttr("N", &count);
       if (!status.ok()) return status;
       for (int i = 0; i < count; ++i) context->set_output(i, context->input(1 + i));
-      SetRoundShapes(context, count);
+      context->set_output(count, context->Vector(6));
+      context->set_output(count + 1, context->Vector(InferenceContext::kUnknownDim));
+      context->set_output(count + 2, context->Vector(InferenceContext::kUnknownDim));
       return absl::OkStatus();
     })
     .Doc(R"doc(
@@ -105,46 +100,5 @@ REGISTER_OP("HorovodPartialHasRound")
     .Output("found: bool")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
-
-// Merged gradients. A graph is traced before there is a plan. So each gradient is an operation of its own, whose kernel
-// looks up the message of the gradient. Each gradient is also a resource, so TensorFlow orders only its own steps.
-REGISTER_OP("HorovodPartialMember")
-    .DESTINATION_ATTRIBUTES.Attr("steps: string")
-    .Attr("gradient: int >= 0")
-    .Input("handle: resource")
-    .Input("tensor: T")
-    .Output("result: T")
-    .ROUND_OUTPUTS.SetIsStateful()
-    .SetShapeFn([](InferenceContext* context) -> absl::Status {
-      context->set_output(0, context->input(1));
-      SetRoundShapes(context, 1);
-      return absl::OkStatus();
-    })
-    .Doc(R"doc(
-Puts a gradient of this rank into its message, which arrives at its bucket's open round when it is complete.
-
-steps: the name of what was declared for the gradients that are merged.
-gradient: the number of this one.
-result: its part of the round's result, or of what this rank has missed.
-info: this output and those behind it are as in HorovodPartialArrive.
-)doc");
-
-REGISTER_OP("HorovodPartialStepEnded")
-    .Attr("steps: string")
-    .Output("due: bool")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
-    .Doc(R"doc(
-All results of a step are there.
-
-due: whether it is time to plan, on this rank and on all others.
-)doc");
-
-// Holds back the gradients of the next step until there is a plan.
-REGISTER_OP("HorovodPartialPlanned")
-    .Attr("N: int >= 1")
-    .Input("handles: N * resource")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
 }  // namespace

@@ -23,19 +23,18 @@ absl::Status SetView(tensorflow::OpKernelContext* context, int output, const ten
                      std::int64_t begin, const tensorflow::TensorShape& shape);
 
 // Tensors of one type, in one piece of memory on the stream's device. A single tensor is not copied, but sent from
-// where it lies. There is no lock: several threads may put tensors in, and all must be in before the message is sent.
+// where it lies. One thread puts all tensors in, before the message is sent.
 class PackedTensors {
  public:
   PackedTensors(std::shared_ptr<const attach::Stream> stream, tensorflow::DataType type,
                 const std::vector<std::int64_t>& elements);
 
-  // Allocates memory for the results, and for the tensors if there are several. `context` belongs to the kernel of one
-  // of the tensors, which is input number `input`. The result of a single tensor becomes the first output. It is
-  // written over the tensor if nothing else needs the tensor, so call this before the tensor has another owner.
+  // Allocates memory for the results, and for the tensors if there are several. The first tensor is input number
+  // `input`. The result of a single tensor becomes the first output. It is written over the tensor if nothing else
+  // needs the tensor, so call this before the tensor has another owner.
   absl::Status Allocate(tensorflow::OpKernelContext* context, int input);
   // Puts a tensor into the message. On a device the copy is queued.
   absl::Status Put(std::size_t index, const tensorflow::Tensor& tensor);
-  const attach::Stream& stream() const { return *stream_; }
 
   // --- To be called only when all tensors are in the message
   std::vector<std::int64_t> shape() const;

@@ -11,7 +11,6 @@ from horovod.common.process_sets import ProcessSet
 
 from horovod_partial import policies
 from horovod_partial.checks import is_flag, is_int, is_number, require, require_count
-from horovod_partial.merging import MergedGradients
 from horovod_partial.policies import (
     Auto,
     GradientPolicy,
@@ -185,19 +184,6 @@ def check_kinds(arguments: Mapping[str, Any]) -> None:
         require(fits is None, name, allowed, value)
 
 
-def check_merging(merging: Any, groups: Any) -> None:
-    """Check the argument `merging` of an optimizer; None is allowed.
-
-    Raises:
-        ValueError: `merging` is not a `MergedGradients`, or `groups` is given too.
-    """
-    if merging is None:
-        return
-    require(isinstance(merging, MergedGradients), "merging", "hvd.MergedGradients(...)", merging)
-    if groups is not None:
-        raise ValueError("give merging or groups, not both: each says which gradients travel together")
-
-
 def with_num_groups(groups: Any, num_groups: int) -> Any:
     """Return `groups`, or Horovod's deprecated argument `num_groups` if only that is given. Warns of `num_groups`.
 
@@ -225,7 +211,6 @@ def check_gradient_arguments(arguments: dict[str, Any]) -> None:
     """
     check_compression(arguments["compression"])
     groups = arguments["groups"]
-    check_merging(arguments["merging"], groups)
     if groups is not None and not (isinstance(groups, list) or groups > 0):
         raise ValueError("groups should be a non-negative integer or a list of lists of variables.")
 
@@ -238,8 +223,8 @@ def warn_of_sums(policy: Policy) -> None:
     waits_for_all = isinstance(policy, Quorum) and policy.is_share and policy.ranks == 1.0
     if isinstance(policy, LateGradients) and policy.missed == "replay" and not waits_for_all:
         warnings.warn(
-            "a tape, and merging in TensorFlow, add up the results that a late rank has missed. So replicas part with any optimizer "
-            "but plain SGD: use a plain tape, and hvd.DistributedOptimizer without merging",
+            "a tape adds up the results that a late rank has missed. So replicas part with any optimizer but plain SGD: use "
+            "a plain tape, and hvd.DistributedOptimizer",
             stacklevel=3,
         )
 

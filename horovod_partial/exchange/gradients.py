@@ -19,8 +19,7 @@ from horovod_partial import _attach, _core
 from horovod_partial.exchange import bucket_plan
 from horovod_partial.exchange.arguments import is_average
 from horovod_partial.exchange.family import Family
-from horovod_partial.merging import MergedGradients, MergingPlan
-from horovod_partial.policies import Full, Policy, Quorum, SharedUpdates
+from horovod_partial.policies import Full, Policy, SharedUpdates
 from horovod_partial.runtime import bucket_config, healing
 from horovod_partial.runtime.runtime import Runtime
 from horovod_partial.runtime.tenure import Tenure
@@ -117,15 +116,14 @@ class GradientExchange(ABC):
     """Combines the gradients of a step under a gradient policy.
 
     Under `Full` Horovod itself combines the gradients, tensor by tensor. Under a partial policy gradients are packed
-    into buckets, in reverse order of the variables; all tensors in a bucket have the same dtype. With `merging` a
-    measured plan says which gradients share a bucket, and `Full` means rounds with a quorum of all ranks.
+    into buckets, in reverse order of the variables; all tensors in a bucket have the same dtype.
 
     Args:
         name: prefix of the names of tensors and buckets.
         sync: the policy.
         arguments: arguments of Horovod's optimizer (`compression`, `sparse_as_dense`, `op`, `gradient_predivide_factor`,
-            `groups`, `process_set`, `device_dense`, `device_sparse`, `scale_local_gradients`), and `merging`.
-        replays: whether missed rounds can be applied one by one. With `merging` they cannot.
+            `groups`, `process_set`, `device_dense`, `device_sparse`, `scale_local_gradients`).
+        replays: whether missed rounds can be applied one by one.
         skips_nonfinite: whether every rank skips rounds with gradients that are not finite. Then late gradients travel
             even if they are not finite, and under a partial policy gradients travel without the loss scale.
         owner: the buckets end when this object is gone. None keeps them for any user of the same variables.
@@ -154,10 +152,9 @@ class GradientExchange(ABC):
         self.replica_of = replica_of
         self._owner = owner
         self.process_set: ProcessSet = arguments["process_set"]
-        self._merging: MergedGradients | None = arguments["merging"]
-        self._full = isinstance(sync, Full) and self._merging is None
+        self._full = isinstance(sync, Full)
         self.unscaled = skips_nonfinite and not isinstance(sync, Full)
-        self._sync: Policy | SharedUpdates = Quorum(1.0) if isinstance(sync, Full) else sync
+        self._sync = sync
         self._arguments = arguments
         self._local: set[int] = set()  # numbers of variables whose gradients stay on this rank
         predivide = arguments["gradient_predivide_factor"]
@@ -169,7 +166,7 @@ class GradientExchange(ABC):
         self._options = {
             "prescale_factor": 1.0 / predivide,
             "postscale_factor": predivide * factor,
-            "missed": bucket_config.missed_by(sync, replays=replays and self._merging is None),
+            "missed": bucket_config.missed_by(sync, replays=replays),
             "drop_nonfinite": not skips_nonfinite,
             "agreed": ("a loss scale",) if skips_nonfinite else (),
         }
@@ -372,11 +369,6 @@ class GradientExchange(ABC):
             return True
         names = self.runtime.unsettled(self.process_set.process_set_id)
         return not any(name.startswith(f"{self.name}.") for name in names)
-
-    @property
-    def merging_plan(self) -> MergingPlan | None:
-        """The plan by which the last step's gradients travelled; None without `merging`, and before there is a plan."""
-        return None
 
     @property
     def rounds(self) -> int:

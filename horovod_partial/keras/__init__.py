@@ -29,7 +29,6 @@ from horovod_partial.keras.values import (
     broadcast_global_variables,
     reducescatter,
 )
-from horovod_partial.merging import MergedGradients
 from horovod_partial.policies import *
 
 Adasum = backend.horovod.Adasum
@@ -77,7 +76,6 @@ __all__ = [
     "Compression",
     "DistributedOptimizer",
     "HorovodInternalError",
-    "MergedGradients",
     "PartialDistributedOptimizer",
     "ProcessSet",
     "Sum",

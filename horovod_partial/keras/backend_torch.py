@@ -103,11 +103,6 @@ class GradientExchange(gradients.GradientExchange):
     apply_combined = uncompiled(gradients.GradientExchange.apply_combined)
 
     def __init__(self, name: str, sync: Policy | SharedUpdates, arguments: dict[str, Any], **options: Any) -> None:
-        if arguments["merging"] is not None:
-            raise ValueError(
-                "merging cannot be used with Keras on PyTorch: it hands gradients over when backward has made them all, and "
-                "then nothing is left to win by a plan"
-            )
         super().__init__(name, sync, arguments, **options)
         self._steps: dict[
             str, _Step

@@ -18,7 +18,6 @@ from horovod_partial.exchange.arguments import (
     check_kinds,
     refuse_about_gradients,
     warn_of_late_gradients,
-    warn_of_sums,
     with_num_groups,
 )
 from horovod_partial.exchange.gradients import Apply, GradientExchange
@@ -29,7 +28,6 @@ from horovod_partial.keras.models import ModelExchange
 from horovod_partial.keras.replica import replica_of
 from horovod_partial.keras.steps import Rates, follow_steps, inner
 from horovod_partial.keras.work_sharing import WorkSharingExchange
-from horovod_partial.merging import MergedGradients, MergingPlan
 from horovod_partial.policies import Full, LateGradients, ModelPolicy, Policy, SharedUpdates, WorkSharing
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.settings import settings
@@ -123,16 +121,11 @@ class _Methods:
         """
         return self._horovod.rounds(self)
 
-    @property
-    def merging_plan(self) -> MergingPlan | None:
-        """The plan of merged gradients; None without `merging`, and before costs have been measured."""
-        return self._horovod.merging_plan
-
     def flush(self) -> None:
         """Deliver late contributions and apply missed rounds. Under a policy of models, make the models equal.
 
         This waits until every rank flushes. Call it in eager code, on every rank before an evaluation or a checkpoint,
-        and at the end of training (`hvd.callbacks.FlushCallback` does). Under `hvd.Full()` without `merging` it does nothing.
+        and at the end of training (`hvd.callbacks.FlushCallback` does). Under `hvd.Full()` it does nothing.
         """
         self._horovod.flush(self)
 
@@ -406,11 +399,6 @@ class _State:
         made = self._current()
         return made.rounds if made is not None else 0
 
-    @property
-    def merging_plan(self) -> MergingPlan | None:
-        made = self._current()
-        return made.merging_plan if isinstance(made, GradientExchange) else None
-
     def is_flushed(self, optimizer: Any) -> bool:
         made = self._current()
         if made is None or self._progress_of(optimizer).is_flushed():
@@ -524,7 +512,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     sync: Policy | str | None = None,
-    merging: MergedGradients | None = None,
 ) -> Any:
     """Wrap an optimizer of Keras 3: gradients are combined over the ranks before a step, or models are averaged after it.
 
@@ -539,7 +526,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     (`hvd.callbacks.FlushCallback`).
 
     If a late rank replays the rounds that it missed (see `hvd.Solo`), `iterations` counts rounds, each round is clipped,
-    and a schedule follows the steps that rounds count for. With `merging` on TensorFlow missed results are added up.
+    and a schedule follows the steps that rounds count for.
 
     Args:
         optimizer: any optimizer of Keras 3. The wrapper shares its state. Wrap the outermost optimizer; if the global
@@ -560,13 +547,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         scale_local_gradients: same as in Horovod.
         sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, `hvd.Auto()`, a model policy, or the
             policy's name; None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`.
-        merging: `hvd.MergedGradients()` packs gradients by a measured plan (see `optimizer.merging_plan`), under `Full()`
-            only with `hvd.Average` and `hvd.Sum`. None leaves packing to Horovod under `Full()`, and packs by size
-            (`HOROVOD_PARTIAL_BUCKET_MB`) under a partial policy.
 
     Returns:
         An instance of the optimizer's class with the methods `flush`, `flushed`, `register_local_var`, and the
-        properties `rounds`, `all_variables`, `merging_plan`.
+        properties `rounds`, `all_variables`.
 
     Raises:
         ValueError: an argument is wrong, or does not suit the policy.
@@ -586,7 +570,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         "groups": groups,
         "process_set": process_set,
         "scale_local_gradients": scale_local_gradients,
-        "merging": merging,
     }
     repeated = {
         **arguments,
@@ -601,10 +584,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     else:
         warn_of_late_gradients(policy, inner(optimizer))
     check_gradient_arguments(arguments)
-    if merging is not None:
-        warn_of_sums(policy)
     accumulates = backward_passes_per_step > 1 or optimizer.gradient_accumulation_steps
-    replays = merging is None and isinstance(policy, LateGradients) and policy.missed == "replay"
+    replays = isinstance(policy, LateGradients) and policy.missed == "replay"
     if replays and accumulates and inner(optimizer).use_ema:
         raise ValueError(
             f"use_ema cannot be used with gradient accumulation under {policy!r}: Keras averages after each pass, and ranks "
@@ -616,8 +597,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     prefix = name or f"Distributed{type(optimizer).__name__}"
     shares = isinstance(policy, WorkSharing)
-    if shares and merging is not None:
-        raise ValueError("merging cannot be used with hvd.WorkSharing()")
     if isinstance(policy, ModelPolicy):
         ModelExchange(policy, arguments)  # made only for its checks: wrong arguments raise errors before the first step
     else:

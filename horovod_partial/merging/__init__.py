@@ -195,29 +195,33 @@ class MergedGradients:
 
     Merging gradients saves the latency of messages, but nothing is sent while a message waits for its next gradient.
     During the first steps ranks measure when backward makes each gradient, and what messages cost, with the same
-    collectives as the training. Then rank 0's plan replaces the buckets between two steps, on all ranks.
+    collectives as the training. Then the buckets are replaced between two steps, on all ranks, by those of a plan.
 
     The paper calls its rule (`"paper"`) optimal. Under the paper's own model it is not: `"exact"` is, at the same cost.
+    Neither model knows what else messages cost, such as the cores that they take from backward. So plans are tried.
 
     Args:
-        rule: the rule of the plan. `"exact"` is optimal; `"paper"` is the paper's Algorithm 1 (section 4.2);
-            `"wait_free"` sends a message for each gradient; `"single"` sends one message; `"threshold"` sends what is
-            ready when the line is free, up to 64 MiB, same as Horovod's tensor fusion.
+        rule: the rule of the plan. `"measured"` tries the plans of `"exact"`, `"paper"`, `"single"` and `"wait_free"` for
+            `warmup_steps` steps each, and keeps the fastest. `"exact"` is optimal if messages cost what was measured;
+            `"paper"` is the paper's Algorithm 1 (section 4.2); `"wait_free"` sends a message for each gradient, and
+            Horovod's tensor fusion joins those that are ready together; `"single"` sends one message; `"threshold"`
+            sends what is ready when the line is free, up to 64 MiB.
         warmup_steps: how many steps after the first one to measure, 2 or more. Every rank must take at least one step
             more than that.
-        replan_every: after how many steps to measure again. A plan that is more than 5 % better then replaces the old
-            one. None never measures again. Ranks wait for each other at that step, unless one has left.
+        replan_every: after how many steps to measure again, and to plan or try anew. None never measures again. Ranks
+            wait for each other at that step, unless one has left.
         plan: a `MergingPlan`, or a file that its `save` wrote. It is used after the first step, without measuring.
     """
 
-    rule: str = "exact"
+    rule: str = "measured"
     warmup_steps: int = 10
     replan_every: int | None = 1000
     plan: MergingPlan | str | PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise ValueError(f"rule must be one of {', '.join(map(repr, RULES))}, not {self.rule!r}")
+        rules = ("measured", *RULES)
+        if self.rule not in rules:
+            raise ValueError(f"rule must be one of {', '.join(map(repr, rules))}, not {self.rule!r}")
         require_count("warmup_steps", self.warmup_steps, 2)
         if self.replan_every is not None:
             require_count("replan_every", self.replan_every, 1)

@@ -1,10 +1,8 @@
-"""Measures a training, and plans which gradients travel together: `merging=hvd.MergedGradients`, in every framework."""
+"""Measures what messages cost, and plans which gradients travel together: `merging=hvd.MergedGradients`."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
-import math
 import os
 import statistics
 import time
@@ -14,13 +12,15 @@ from typing import Any, Protocol
 
 from horovod_partial import merging
 from horovod_partial.merging import MergedGradients, MergingPlan, MessageCost
+from horovod_partial.merging.steps import StepTimes
 
 # Sizes of the messages whose times are measured: 32 KiB to 2 MiB, same as in the released code of MG-WFBP.
 _PROBE_BYTES = tuple(2**n for n in range(15, 22))
 _PROBES = 20  # how many messages of each size are measured
 _ATTEMPTS = 3  # how often to try to measure, because a machine may be busy for a moment
-# A new plan must take at most this share of the old plan's time, because replacing buckets costs a round of all ranks.
-_WORTH_IT = 0.95
+# The rules whose plans are tried under the rule "measured". One message for each gradient leaves merging to Horovod's
+# fusion, which joins what is ready in the same cycle.
+_TRIED = ("exact", "paper", "single", "wait_free")
 
 
 @dataclass(frozen=True)
@@ -68,56 +68,10 @@ class Collectives(Protocol):
         """Return the rows of all ranks, by rank. A row is a list of signed 64-bit integers, equally long on all ranks."""
 
 
-class StepTimes:
-    """The times of successive steps on one rank: when each gradient was computed, and when the last result was there.
-
-    Args:
-        names: names of the gradients.
-        rows: one row for each step, in seconds on one clock: the time of each gradient (NaN for a gradient that the step
-            did not compute), then the time of the last result. A step begins when the step before has ended, so the
-            first step is not measured.
-    """
-
-    def __init__(self, names: Sequence[str], rows: Sequence[Sequence[float]]) -> None:
-        self._steps: list[float] = []
-        self._around: list[float] = []
-        self._behind: dict[str, list[float]] = {}  # for each gradient, its seconds after the step's first gradient
-        for (*_, begin), (*moments, end) in itertools.pairwise(rows):
-            came = {name: at for name, at in zip(names, moments, strict=True) if not math.isnan(at)}
-            if not came:
-                continue
-            first = min(came.values())
-            self._steps.append(end - begin)
-            self._around.append(first - begin)
-            for name, at in came.items():
-                self._behind.setdefault(name, []).append(at - first)
-
-    @property
-    def steps(self) -> int:
-        """How many steps have been measured."""
-        return len(self._steps)
-
-    def step_seconds(self) -> float:
-        """Return the median time of the measured steps."""
-        return statistics.median(self._steps)
-
-    def around_seconds(self) -> float:
-        """Return the median time from the last result of a step to the first gradient of the next step."""
-        return statistics.median(self._around)
-
-    def ready(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the median time at which each gradient is computed, in seconds after the first one, earliest first.
-
-        A gradient that was never computed gets the latest time.
-        """
-        medians = {name: statistics.median(values) for name, values in self._behind.items()}
-        latest = max(medians.values(), default=0.0)
-        ready = {name: medians.get(name, latest) for name in names}
-        return dict(sorted(ready.items(), key=lambda item: item[1]))
-
-
 class Planner:
     """Plans which gradients of one training travel together. The caller counts and measures the steps.
+
+    Under the rule `"measured"` each plan is tried for some steps, and the fastest is kept.
 
     Args:
         options: the user's argument `merging`.
@@ -134,6 +88,9 @@ class Planner:
         self._gradients = {gradient.name: gradient for gradient in gradients}
         self._name = name
         self._given = options.plan
+        self._is_on_trial = False  # whether `plan` is one of several that are tried
+        self._untried: list[MergingPlan] = []
+        self._tried: list[MergingPlan] = []
 
     @property
     def meeting(self) -> str:
@@ -146,21 +103,20 @@ class Planner:
         return {f"{self._name}.probe.{nbytes}": nbytes for nbytes in _PROBE_BYTES}
 
     @property
-    def first_due(self) -> int:
-        """The number of steps to take before the first plan is made."""
+    def steps_to_next(self) -> int | None:
+        """The number of steps to take before the next plan is made or tried; None if the present plan stays."""
+        if self.plan is not None and not self._is_on_trial:
+            return self._options.replan_every
+        # The first step under a plan is not measured, because it declares the buckets.
         return self._options.warmup_steps + 1 if self._given is None else 1
 
-    def restart(self) -> None:
-        """Forget the plan, because a new generation of Horovod may have new ranks, which do not know it."""
-        self.plan, self._given = None, self._options.plan
-
     def make_plan(self, current: list[list[str]], times: StepTimes, collectives: Collectives) -> list[list[str]] | None:
-        """Plan on rank 0 which gradients travel together, and give the plan to all ranks.
+        """Make or choose the next plan, the same on all ranks.
 
         Args:
             current: the names of the gradients in each message that is in use.
             times: the times that were measured with these messages.
-            collectives: the front end's collectives.
+            collectives: the collectives of the framework.
 
         Returns:
             The names of the gradients in each new message; None if the present messages stay.
@@ -168,21 +124,53 @@ class Planner:
         Raises:
             ValueError: the plan does not fit the gradients of some rank. Every rank raises it.
         """
-        planned, self._given = self._given, None
-        if not isinstance(planned, MergingPlan):
+        if self._is_on_trial:
+            self.plan = self._next_on_trial(times, collectives)
+        elif isinstance(self._given, MergingPlan):
+            self._check(self._given, collectives)
+            self.plan, self._given = self._given, None
+        else:
+            self._agree("", [list(self._gradients.values())], collectives)
             for _ in range(_ATTEMPTS):
                 cost = collectives.from_rank_0(self._measure_cost(collectives), f"{self._name}.cost")
                 if isinstance(cost, MessageCost):
                     break
-            planned = collectives.from_rank_0(self._plan(current, times, cost), f"{self._name}.plan")
-        messages = self._check(planned, collectives)
-        self.plan = planned
-        return messages if not planned.reason and messages != current else None
+            ready, around = self._slowest(times, collectives)
+            plans = collectives.from_rank_0(self._plans(current, ready, around, cost), f"{self._name}.plan")
+            self.plan, *self._untried = plans
+            self._is_on_trial = bool(self._untried)
+        messages = self.plan.names()
+        return messages if not self.plan.reason and messages != current else None
 
     def measured(self, times: StepTimes) -> None:
         """Note the times of steps whose gradients travelled by the present plan."""
         if self.plan is not None:
             self.plan = replace(self.plan, measured=times.step_seconds())
+
+    def _next_on_trial(self, times: StepTimes, collectives: Collectives) -> MergingPlan:
+        """Note how long steps took under the present plan. Returns the next plan to try, or else the fastest one."""
+        assert self.plan is not None
+        rows = collectives.gather([round(1e9 * times.step_seconds())], f"{self._name}.seconds")
+        seconds = 1e-9 * statistics.fmean(nanoseconds for (nanoseconds,) in rows)
+        self._tried.append(replace(self.plan, measured=seconds))
+        if self._untried:
+            return self._untried.pop(0)
+        fastest = min(self._tried, key=lambda plan: plan.measured or 0.0)
+        self._tried, self._is_on_trial = [], False
+        return fastest
+
+    def _slowest(self, times: StepTimes, collectives: Collectives) -> tuple[dict[str, float], float]:
+        """Return when each gradient is there on the slowest rank, earliest first, and the longest time around a step.
+
+        A message begins when its last gradient is there on every rank.
+        """
+        mine = times.ready(list(self._gradients))
+        row = [round(1e9 * seconds) for seconds in (*map(mine.__getitem__, self._gradients), times.around_seconds())]
+        *slowest, around = (
+            1e-9 * max(column) for column in zip(*collectives.gather(row, f"{self._name}.times"), strict=True)
+        )
+        ready = dict(zip(self._gradients, slowest, strict=True))
+        return dict(sorted(ready.items(), key=lambda item: item[1])), around
 
     def _measure_cost(self, collectives: Collectives) -> MessageCost | str:
         """Measure the cost of a message, or return why it could not be measured. Every rank must call this."""
@@ -204,64 +192,53 @@ class Planner:
         except ValueError as error:
             return str(error)
 
-    def _plan(self, current: list[list[str]], times: StepTimes, cost: MessageCost | str) -> MergingPlan:
+    def _plans(
+        self, current: list[list[str]], ready: dict[str, float], around: float, cost: MessageCost | str
+    ) -> list[MergingPlan]:
+        """Return the plans to try, each with other messages; or the present messages if the cost is unknown."""
         gradients = self._gradients
-        ready = times.ready(list(gradients))
         if isinstance(cost, str):
             names = [name for message in current for name in message]
-            return MergingPlan(
+            unmerged = MergingPlan(
                 rule=self._options.rule,
                 gradients=tuple(names),
                 nbytes=tuple(gradients[name].nbytes for name in names),
                 ready=tuple(ready[name] for name in names),
                 messages=tuple(map(len, current)),
-                around=times.around_seconds(),
+                around=around,
                 reason=cost,
             )
+            return [unmerged]
         # Sort by dtype and device, because a message can only have one of each.
         kinds = list(dict.fromkeys(gradients[name].kind for name in ready))
         names = sorted(ready, key=lambda name: kinds.index(gradients[name].kind))
         breaks = [i for i in range(1, len(names)) if gradients[names[i]].kind != gradients[names[i - 1]].kind]
-        made = merging.plan(
-            self._options.rule,
-            names,
-            [gradients[name].nbytes for name in names],
-            [ready[name] for name in names],
-            cost,
-            breaks=breaks,
-            around=times.around_seconds(),
-        )
-        if self.plan is None or self.plan.reason or sorted(self.plan.gradients) != sorted(made.gradients):
-            return made
-        old = replace(
-            self.plan,
-            nbytes=tuple(gradients[name].nbytes for name in self.plan.gradients),
-            ready=tuple(ready[name] for name in self.plan.gradients),
-            cost=cost,
-            around=made.around,
-            measured=None,
-        )
-        return made if made.duration(cost) < _WORTH_IT * old.duration(cost) else old
+        nbytes = [gradients[name].nbytes for name in names]
+        moments = [ready[name] for name in names]
+        rules = _TRIED if self._options.rule == "measured" else (self._options.rule,)
+        made = [merging.plan(rule, names, nbytes, moments, cost, breaks=breaks, around=around) for rule in rules]
+        return list({plan.messages: plan for plan in reversed(made)}.values())[::-1]
 
-    def _check(self, planned: MergingPlan, collectives: Collectives) -> list[list[str]]:
-        """Check that all ranks can follow a plan. Returns the names of the gradients in each message.
-
-        Every rank must call this.
+    def _check(self, planned: MergingPlan, collectives: Collectives) -> None:
+        """Check that all ranks can follow a plan that the user gave. Every rank must call this.
 
         Raises:
             ValueError: a rank cannot follow the plan, or ranks have different plans or models.
         """
         gradients = self._gradients
-        messages: list[list[str]] = []
-        problem = ""
         if sorted(planned.gradients) != sorted(gradients):
             missing = sorted(set(gradients).symmetric_difference(planned.gradients))
-            problem = f"the merging plan is for other parameters: {', '.join(missing[:3])} and so on"
-        else:
-            messages = planned.names()
-            if any(len({gradients[name].kind for name in message}) > 1 for message in messages):
-                problem = "the merging plan mixes dtypes or devices in a message"
-        shapes = [[(name, gradients[name].shape, gradients[name].dtype) for name in message] for message in messages]
+            self._agree(
+                f"the merging plan is for other parameters: {', '.join(missing[:3])} and so on", [], collectives
+            )
+            return
+        messages = [[gradients[name] for name in message] for message in planned.names()]
+        mixes = any(len({gradient.kind for gradient in message}) > 1 for message in messages)
+        self._agree("the merging plan mixes dtypes or devices in a message" if mixes else "", messages, collectives)
+
+    def _agree(self, problem: str, plan: list[Any], collectives: Collectives) -> None:
+        """Raise ValueError on every rank if a rank has a problem, or if `plan` is not equal on all ranks."""
+        shapes = [[(one.name, one.shape, one.dtype) for one in message] for message in plan]
         digest = int.from_bytes(hashlib.sha256(repr(shapes).encode()).digest()[:7], "big")
         everybody = collectives.gather([int(bool(problem)), digest], f"{self._name}.check")
         if problem:
@@ -275,4 +252,3 @@ class Planner:
                 f"ranks {', '.join(map(str, different))} have another model or another plan than rank 0; build the same "
                 "model, with the same merging, on every rank"
             )
-        return messages

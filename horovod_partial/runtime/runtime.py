@@ -429,10 +429,6 @@ class Runtime:
         """
         return self._guarded(_attach.catch_up, self._library, process_set, name, iteration)
 
-    def enter(self, steps: _attach.SharedSteps, process_set: int) -> None:
-        """Count the steps of merged gradients from 0 again, if Horovod was initialised again since the last step."""
-        self._guarded(steps.enter, self._library, process_set)
-
     def take_part_in_flushes(self, applier: Applier) -> None:
         """From now on, let each flush of an applier's thread apply the rounds that the applier has missed."""
         with self._appliers_lock:

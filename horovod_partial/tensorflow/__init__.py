@@ -16,10 +16,8 @@ from horovod.tensorflow import Adasum, Average, Max, Min, Product, Sum  # noqa: 
 import horovod_partial.tensorflow.elastic as elastic  # noqa: PLR0402 (the `from` form would import Horovod's `elastic`)
 from horovod_partial import policies
 from horovod_partial.balancing import BalancedBatchSampler
-from horovod_partial.merging import MergedGradients
 from horovod_partial.names import modules
 from horovod_partial.policies import *
-from horovod_partial.tensorflow.merging import merging_plans
 from horovod_partial.tensorflow.operations import (
     add_process_set,
     average,
@@ -41,7 +39,6 @@ __all__ = [
     "DistributedGradientTape",
     "DistributedOptimizer",
     "HorovodInternalError",
-    "MergedGradients",
     "add_process_set",
     "average",
     "broadcast_variables",
@@ -49,7 +46,6 @@ __all__ = [
     "flush",
     "init",
     "join",
-    "merging_plans",
     "partial_allreduce",
     "partial_stats",
     "record",

@@ -14,8 +14,6 @@ from horovod.tensorflow.mpi_ops import Average, Sum
 from horovod_partial.exchange import gradients
 from horovod_partial.exchange.arguments import warn_of_float32
 from horovod_partial.exchange.family import Family
-from horovod_partial.merging import MergedGradients, MergingPlan
-from horovod_partial.merging.planner import Gradient
 from horovod_partial.policies import Policy, SharedUpdates
 from horovod_partial.tensorflow.buckets import (
     Arrived,
@@ -28,7 +26,6 @@ from horovod_partial.tensorflow.buckets import (
     take_round,
 )
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, native, refuse_xla, runtime, wire_dtype
-from horovod_partial.tensorflow.merging import Merging, merging_of
 
 _numbers = gradients.Numbers(runtime)
 
@@ -43,9 +40,8 @@ class GradientExchange(gradients.GradientExchange):
 
     def __init__(self, name: str, sync: Policy | SharedUpdates, arguments: dict[str, Any], **options: Any) -> None:
         super().__init__(name, sync, arguments, **options)
-        # For each bucket by name, its variables, each with a description of its gradient. Empty with `merging`.
+        # For each bucket by name, its variables, each with a description of its gradient.
         self._buckets: dict[str, list[tuple[Any, Member]]] = {}
-        self._merged: dict[str, tuple[Merging, list[Any]]] = {}
 
     @staticmethod
     def number_of(variable: Any, process_set: ProcessSet) -> int:
@@ -85,8 +81,6 @@ class GradientExchange(gradients.GradientExchange):
         return reduce(gradients, [native(variable) for variable in variables])
 
     def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[RoundInfo]]:
-        if self._merging is not None:
-            return self._merge(self._merging, gradients, variables)
         _, arrived, infos = self._arrive(gradients, variables)
         results: list[Any] = [None] * len(gradients)
         for bucket in arrived:
@@ -142,35 +136,9 @@ class GradientExchange(gradients.GradientExchange):
         is_empty = tf.reduce_all(tf.equal(tf.stack([info.empty for info in infos]), 1))
         tf.cond(is_empty, nothing, lambda: done(apply))
 
-    def _merge(
-        self,
-        merging: MergedGradients,
-        gradients: list[Any],
-        variables: list[Any],
-    ) -> tuple[list[Any], list[RoundInfo]]:
-        wires, members = self._wires(gradients, variables)
-        name = f"{self._step_name(variables, [wire.dtype for wire in wires])}.merged"
-        messages = self._planned(wires, variables)
-        described = [
-            Gradient(
-                # The position makes names unique, because different variables may have the same name in Keras.
-                name=f"{position}.{variable.name.removesuffix(':0')}",
-                kind=wire.dtype.name,
-                shape=tuple(wire.shape),
-                dtype=native(variable).dtype.name,
-                nbytes=wire.shape.num_elements() * wire.dtype.size,
-            )
-            for position, (variable, wire) in enumerate(zip(variables, wires, strict=True))
-        ]
-        merged = merging_of(name, merging, self.process_set, described, messages, lives_on=self._owner is None)
-        self._merged[name] = merged, variables
-        return merged.reduce(wires, members, self._bucket_spec())
-
     def _dense(self, gradient: Any, variable: Any) -> tf.Tensor:
         if isinstance(gradient, tf.IndexedSlices) and not self._arguments["sparse_as_dense"]:
-            raise ValueError(
-                "buckets cannot hold sparse gradients; pass sparse_as_dense=True, or use Full() without merging"
-            )
+            raise ValueError("buckets cannot hold sparse gradients; pass sparse_as_dense=True, or use Full()")
         tensor = tf.convert_to_tensor(gradient)
         if not tensor.shape.is_fully_defined():
             tensor = tf.ensure_shape(tensor, variable.shape)
@@ -184,19 +152,7 @@ class GradientExchange(gradients.GradientExchange):
         for name, bucket in self._buckets.items():
             results = collect(self.process_set, name, [member for _, member in bucket])
             missed += [(variable, result) for (variable, _), result in zip(bucket, results, strict=False)]
-        for merged, variables in self._merged.values():
-            missed += [(variables[i], result) for i, result in merged.collect()]
         return missed
-
-    @property
-    def rounds(self) -> int:
-        if self._merging is None:
-            return super().rounds
-        return min((merged.rounds for merged, _ in self._merged.values()), default=0)
-
-    @property
-    def merging_plan(self) -> MergingPlan | None:
-        return next((merged.plan for merged, _ in reversed(self._merged.values())), None)
 
 
 class StepApplier(gradients.StepApplier):
@@ -256,8 +212,6 @@ def done(apply: Callable[[], None]) -> tf.Tensor:
 def _compressed(tensor: tf.Tensor, compression: Any) -> tuple[tf.Tensor, Any]:
     wire, context = compression.compress(tensor)
     if wire.shape != tensor.shape:
-        raise ValueError(
-            "buckets need a compression that changes the dtype only; use Full() without merging for others"
-        )
+        raise ValueError("buckets need a compression that changes the dtype only; use Full() for others")
     dtype = wire.dtype
     return tf.cast(wire, wire_dtype(dtype)), lambda result: compression.decompress(tf.cast(result, dtype), context)

@@ -151,7 +151,11 @@ def arrive(
         HorovodInternalError: Horovod has failed or was shut down, or the ranks disagree about the bucket. A running
             graph raises `tf.errors.UnknownError` instead.
     """
-    attributes = _destination(process_set, spec)
+    runtime.use(process_set.process_set_id)
+    refuse_xla()
+    # Look up `HOROVOD_PARTIAL_EXPERIMENTAL_GPU` only now, because `init` may have taken it from rank 0.
+    refusal = gpu_refusal("TensorFlow's tensors", _ADVICE, mpi_ops, experimental=True)
+    library.horovod_partial_refuse_gpus(refusal.encode())
     with plain_errors(), placed():
         results, numbers, members, member_work = graph_operations.horovod_partial_arrive(
             handle=bucket_resource(name),
@@ -159,68 +163,9 @@ def arrive(
             work=work,
             bucket=name,
             graph=not tf.executing_eagerly(),
-            **attributes,
+            process_set=process_set.process_set_id,
+            size=runtime.size_of(process_set),
+            spec=spec.encode(),
         )
-    return results, _round_info(numbers, members, member_work)
-
-
-def _destination(process_set: ProcessSet, spec: _core.BucketSpec) -> dict[str, Any]:
-    """Return the attributes of an operation that name the process set and the specification of its bucket."""
-    runtime.use(process_set.process_set_id)
-    refuse_xla()
-    # Look up `HOROVOD_PARTIAL_EXPERIMENTAL_GPU` only now, because `init` may have taken it from rank 0.
-    refusal = gpu_refusal("TensorFlow's tensors", _ADVICE, mpi_ops, experimental=True)
-    library.horovod_partial_refuse_gpus(refusal.encode())
-    return {"process_set": process_set.process_set_id, "size": runtime.size_of(process_set), "spec": spec.encode()}
-
-
-def _round_info(numbers: tf.Tensor, members: tf.Tensor, work: tf.Tensor) -> RoundInfo:
     round, late, fresh, gradients, staleness, empty = tf.unstack(numbers, 6)
-    return RoundInfo(round, late, fresh, gradients, staleness, empty, members, work)
-
-
-def arrive_merged(
-    tensors: Sequence[tf.Tensor], name: str, process_set: ProcessSet, spec: _core.BucketSpec
-) -> tuple[list[tf.Tensor], list[RoundInfo], tf.Tensor]:
-    """Arrive with merged gradients in a graph. When the graph runs, their plan decides in which messages they travel.
-
-    A running graph raises the same errors as in `arrive`.
-
-    Args:
-        tensors: all gradients of the plan in their order, each of a dtype that Horovod reduces.
-        name: the name of the merged gradients.
-        process_set: the ranks that take part.
-        spec: the specification of the buckets, from `bucket_config.arguments`.
-
-    Returns:
-        The results, what became of the arrival of each gradient, and an int64 vector: the field `empty` for each.
-
-    Raises:
-        ValueError: XLA is going to compile the function around this.
-    """
-    attributes = _destination(process_set, spec)
-    results, infos, numbers = [], [], []
-    with placed():
-        for number, tensor in enumerate(tensors):
-            result, *info = graph_operations.horovod_partial_member(
-                handle=bucket_resource(f"{name}.{number}"), tensor=tensor, steps=name, gradient=number, **attributes
-            )
-            results.append(result)
-            infos.append(_round_info(*info))
-            numbers.append(info[0])
-    # Read the field `empty` from `numbers`, not from `infos`, so that the graph may drop operations that make `infos`.
-    return results, infos, tf.stack(numbers)[:, RoundInfo._fields.index("empty")]
-
-
-def step_ended(name: str) -> tf.Tensor:
-    """Tell the core that the results of a step are there. Returns as a tensor whether a plan of merged gradients is due."""
-    with tf.device("/CPU:0"):
-        return graph_operations.horovod_partial_step_ended(steps=name)
-
-
-def planned(name: str, gradients: int) -> tf.Operation:
-    """Return an operation of a graph after which the merged gradients of the next step may arrive."""
-    with placed():
-        return graph_operations.horovod_partial_planned(
-            handles=[bucket_resource(f"{name}.{i}") for i in range(gradients)]
-        )
+    return results, RoundInfo(round, late, fresh, gradients, staleness, empty, members, member_work)

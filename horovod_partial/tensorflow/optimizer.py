@@ -48,8 +48,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
         return of_keras.DistributedOptimizer(optimizer, name, sync=sync, **arguments)
     policy = policies.resolve(sync, settings().sync)
-    if arguments.get("merging") is not None:
-        raise ValueError("merging needs an optimizer of Keras")
     if not isinstance(policy, Full):
         raise ValueError(f"{policy!r} needs an optimizer of Keras; one of tf.compat.v1.train takes hvd.Full()")
     return horovods.DistributedOptimizer(optimizer, name, use_locking, **arguments)

@@ -19,7 +19,6 @@ from horovod_partial.exchange.arguments import (
     with_num_groups,
 )
 from horovod_partial.exchange.wrapping import subclass
-from horovod_partial.merging import MergedGradients
 from horovod_partial.policies import ModelPolicy, Policy
 from horovod_partial.settings import settings
 from horovod_partial.tensorflow.gradients import GradientExchange
@@ -73,7 +72,6 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     scale_local_gradients: bool = True,
     *,
     sync: Policy | str | None = None,
-    merging: MergedGradients | None = None,
 ) -> tf.GradientTape:
     """Wrap a tape so that its gradients are combined over the ranks, in eager code or in a `tf.function`.
 
@@ -99,9 +97,6 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, `hvd.Auto()`, or the policy's name;
             None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`, which is Horovod's own reduction. Policies that average
             models need an optimizer: `hvd.DistributedOptimizer`.
-        merging: `hvd.MergedGradients()` packs gradients by a measured plan (see `hvd.merging_plans()`), under `Full()`
-            only with `hvd.Average` and `hvd.Sum`. None leaves packing to Horovod under `Full()`, and packs by size
-            (`HOROVOD_PARTIAL_BUCKET_MB`) under a partial policy.
 
     Raises:
         ValueError: an argument is wrong, or does not suit the policy.
@@ -123,7 +118,6 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         "groups": groups,
         "process_set": process_set,
         "scale_local_gradients": scale_local_gradients,
-        "merging": merging,
     }
     check_kinds(arguments)
     check_gradient_arguments(arguments)

@@ -10,20 +10,22 @@ from horovod.common.process_sets import ProcessSet
 from horovod.torch.functions import broadcast_object
 from horovod.torch.mpi_ops import allgather
 
-from horovod_partial.exchange.merging import FusedTraining
-from horovod_partial.merging import MergedGradients
-from horovod_partial.merging.planner import Gradient
+from horovod_partial import _attach
+from horovod_partial.exchange.family import Family
+from horovod_partial.merging import MergedGradients, MergingPlan
+from horovod_partial.merging.planner import Gradient, Planner
+from horovod_partial.merging.steps import Steps
 from horovod_partial.policies import Quorum
 from horovod_partial.torch.buckets import kind
 from horovod_partial.torch.model_operations import arrive
 from horovod_partial.torch.operations import runtime
 
 
-class Merging(FusedTraining):
-    """The gradients of one optimizer of PyTorch, and the measured plan by which they travel.
+class Merging:
+    """The gradients of one optimizer of PyTorch, and the plan by which they travel. A new plan may come between two steps.
 
-    Gradient hooks call `gradient` in autograd's threads. The application's thread calls all other methods, and never at
-    the same time.
+    It belongs to one generation of Horovod. Gradient hooks call `gradient` in autograd's threads. The application's
+    thread calls all other methods, and never at the same time.
 
     Args:
         options: the user's argument `merging`.
@@ -32,9 +34,10 @@ class Merging(FusedTraining):
         name: prefix of the buckets' names.
         messages: the parameters of each bucket before there is a plan.
         wire_bytes: returns how many bytes of a parameter's gradient travel.
-    """
 
-    runtime = runtime
+    Attributes:
+        buckets: the parameters of each bucket, by the name of the bucket.
+    """
 
     def __init__(
         self,
@@ -45,33 +48,75 @@ class Merging(FusedTraining):
         messages: Sequence[Sequence[torch.nn.Parameter]],
         wire_bytes: Callable[[torch.nn.Parameter], int],
     ) -> None:
-        self._parameters = list(names)
+        self._options = options
+        self._process_set = process_set
+        self._name = name
+        self._names = names
+        self._parameters = {name: parameter for parameter, name in names.items()}
         self._positions = {parameter: position for position, parameter in enumerate(names)}
-        self._due = False
         gradients = [Gradient(name, kind(p), tuple(p.shape), str(p.dtype), wire_bytes(p)) for p, name in names.items()]
-        positions = [[self._positions[parameter] for parameter in message] for message in messages]
-        super().__init__(name, options, process_set, gradients, positions)
-        runtime.enter(self._steps, process_set.process_set_id)
+        self._planner = Planner(options, gradients, name)
+        self._steps = Steps(list(names.values()), self._planner.steps_to_next, options.warmup_steps)
+        self._due = False
+        self._plans = 0
+        self._rounds_before = 0  # number of rounds in the buckets of earlier plans
+        self._use(name, messages)
+
+    def _use(self, prefix: str, messages: Sequence[Sequence[torch.nn.Parameter]]) -> None:
+        self.buckets = {f"{prefix}.{index}": message for index, message in enumerate(messages)}
+        owner = _attach.Owner()
+        runtime.own(owner, self._process_set.process_set_id, [*self.buckets, self._planner.meeting])
+        # Drop the owner of the old buckets. So they end, except the one in which ranks wait for each other.
+        self._owner = owner
 
     @property
-    def buckets(self) -> dict[str, list[torch.nn.Parameter]]:
-        """The parameters of each bucket, by the name of the bucket."""
-        return {name: [self._parameters[i] for i in message] for name, message in self.messages.items()}
+    def plan(self) -> MergingPlan | None:
+        """The plan by which gradients travel now; None before there is one."""
+        plan = self._planner.plan
+        if plan is not None and plan.measured is None:
+            times = self._steps.first()
+            if times.steps == self._options.warmup_steps:
+                self._planner.measured(times)
+        return self._planner.plan
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds have ended on this rank in all buckets, including buckets of earlier plans."""
+        return self._rounds_before + Family(runtime, self._process_set, self.buckets).taken
 
     def gradient(self, parameter: torch.nn.Parameter) -> None:
         """Note that backward has made a parameter's gradient. While steps are measured, wait for its device first."""
-        if parameter.is_cuda and self._steps.measures():
+        if parameter.is_cuda and self._steps.measures:
             torch.cuda.synchronize(parameter.device)
-        self._steps.record_gradient(self._positions[parameter], parameter.numel())
+        self._steps.record(self._positions[parameter])
 
     def synchronized(self) -> None:
         """Note that all results of a step are there, so that the step's time ends."""
-        self._due = self._steps.step_ended() or self._due
+        self._due = self._steps.end_step() or self._due
 
     def is_due(self) -> bool:
         """Return whether a new plan of merged gradients is due: True once for each plan, at the same step on all ranks."""
         due, self._due = self._due, False
         return due
+
+    def everybody_is_here(self, collectives: Collectives) -> bool:
+        """Wait for all ranks before a new plan. Returns False if a rank has left: then the present plan stays."""
+        return collectives.everybody_is_here(self._planner.meeting)
+
+    def replan(self, collectives: Collectives) -> bool:
+        """Make a new plan, between two steps, after all ranks have flushed. Returns whether `buckets` have changed."""
+        current = [[self._names[parameter] for parameter in message] for message in self.buckets.values()]
+        probes = _attach.Owner()
+        runtime.own(probes, self._process_set.process_set_id, self._planner.probes)
+        messages = self._planner.make_plan(current, self._steps.last(), collectives)
+        del probes
+        self._plans += 1
+        if messages is not None:
+            self._rounds_before = self.rounds  # a number equal on all ranks, because they have just flushed
+            parameters = [[self._parameters[name] for name in message] for message in messages]
+            self._use(f"{self._name}.plan{self._plans}", parameters)
+        self._steps.begin_plan(self._planner.steps_to_next)
+        return messages is not None
 
 
 class Collectives:

@@ -15,7 +15,6 @@ from horovod_partial.checks import require
 from horovod_partial.exchange.arguments import (
     check_compression,
     check_kinds,
-    check_merging,
     refuse_about_gradients,
     warn_of_late_gradients,
     with_num_groups,
@@ -137,7 +136,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             ),
             backward_passes_per_step,
         )
-    check_merging(merging, groups)
+    require(merging is None or isinstance(merging, MergedGradients), "merging", "hvd.MergedGradients(...)", merging)
+    if merging is not None and groups is not None:
+        raise ValueError("give merging or groups, not both: each says which gradients travel together")
     if isinstance(policy, Full) and merging is None:
         return full_optimizer.wrap(optimizer, grad_scaler=grad_scaler, round_steps=round_steps, **horovods)
     names = check_names(optimizer, named_parameters)

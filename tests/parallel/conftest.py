@@ -23,7 +23,6 @@ from harness import world as ranks_world
 from harness.fronts import Front, front_of
 from harness.launch import Launch
 from harness.matrix import Setup, setups_of
-from harness.merging import known_cost  # noqa: F401 (a fixture)
 from harness.trainers import Trainer, trainer_of
 from harness.whole_jobs import Job
 from harness.world import World

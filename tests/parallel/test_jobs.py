@@ -193,16 +193,7 @@ def test_shutdown_then_init(job: Job) -> None:
     assert job.run("restart") == 0, job.output()
     size = float(job.setup.ranks)
     assert set(job.notes("results").values()) == {repr([[size] * 3, [size] * 4])}
-
-
-@pytest.mark.full_matrix  # Horovod's repeated start-up may abort, but has never done so with two ranks
-@pytest.mark.launch(transports=("gloo",), framework="tensorflow")
-def test_merged_gradients_are_measured_anew_after_shutdown_then_init(job: Job) -> None:
-    """As where the ranks of an elastic job have changed."""
-    assert job.run("restart_merged") == 0, job.output()
-    plans = [number >= 2 for _ in range(4) for number in range(5)]
-    weight = -20.0 * sum(10.0**rank for rank in range(job.setup.ranks))
-    assert set(job.notes("results").values()) == {repr((plans, [weight] * 3))}
+    assert set(job.notes("plans").values()) == {repr([number >= 2 for _ in range(2) for number in range(5)])}
 
 
 # Horovod's elastic jobs run over Gloo.

@@ -1,25 +1,308 @@
-"""`merging=hvd.MergedGradients()` of PyTorch; `test_conformance_merging.py` has what all front ends share."""
+"""`merging=hvd.MergedGradients()`: measured plans, and buckets that change between two steps."""
 
 from __future__ import annotations
 
 import copy
+import time
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from harness.matrix import bare, front_end
-from harness.merging import EVERYBODY, SWITCH, WARMUP
-from harness.torch_training import loss_of, make_model, reference, train, weights, wrap
+from harness.matrix import WITH_TWO_RANKS, alone, bare
+from harness.torch_training import loss_of, make_model, train, weights, wrap
+from harness.torch_training import reference as reference_of
+from harness.trainers import EVERYBODY, Trainer, Training, batch, linear, network, table
 from harness.world import World
 
 import horovod_partial.torch as hvd
-from horovod_partial.merging import MergingPlan, MessageCost
+from horovod_partial import merging
+from horovod_partial.merging import MergingPlan, MessageCost, planner
 
-pytestmark = front_end
+# Ranks that plan differently, or fail alone, see parameters in different orders afterwards, and names that follow from
+# that order would not agree in the tests of other files.
+pytestmark = [pytest.mark.launch(**WITH_TWO_RANKS), pytest.mark.turn("last"), pytest.mark.trainers("torch")]
+
+ALL = ["full", "solo", "majority", EVERYBODY]
+WARMUP = 2
+SWITCH = WARMUP + 1  # steps until the plan is there
+OF_PLANS = ("plan", "rule", "replan_every")
+
+
+SMALL = [np.ones((4, 2)), np.ones(2)]  # a model of one layer, whose gradients fit no other model's plan
+MIDDLE = ["float32", "float32", "float64", "float64", "float32", "float32"]  # another layer in the middle
+
+
+@pytest.fixture
+def known_cost(monkeypatch: pytest.MonkeyPatch) -> MessageCost:
+    """A network that is never busy: probes travel, but their times do not count."""
+    cost = MessageCost(1e-4, 1e-9)
+    monkeypatch.setattr(MessageCost, "fit", classmethod(lambda cls, sizes, seconds: cost))
+    monkeypatch.setattr(planner, "_PROBES", 1)
+    return cost
+
+
+def merged(trainer: Trainer, world: World, sync: Any = "full", *training: Any, **options: Any) -> Training:
+    """Make a training with merged gradients. Its options may be those of `MergedGradients`, too."""
+    of_plans = {name: options.pop(name) for name in OF_PLANS if name in options}
+    defaults = {"rule": "exact", "warmup_steps": WARMUP, "replan_every": None}
+    options["merging"] = trainer.hvd.MergedGradients(**(defaults | of_plans))
+    return trainer.training(world, sync, *training, **options)
+
+
+def reference(trainer: Trainer, world: World, steps: int, **options: Any) -> Any:
+    """What the weights are after training one model on all ranks' batches, without Horovod."""
+    return pytest.approx(trainer.training(world, None, **options).train_alone(steps).weights(), abs=1e-5)
+
+
+@pytest.mark.parametrize("rule", merging.RULES)
+@pytest.mark.parametrize("sync", ["full", EVERYBODY])
+def test_gradients_are_those_without_merging(
+    trainer: Trainer, world: World, sync: str, rule: str, known_cost: MessageCost
+) -> None:
+    one = merged(trainer, world, sync, rule=rule)
+    one.train(SWITCH)
+    plan = world.same(one.plan)
+    assert (plan.rule, plan.cost, plan.measured) == (rule, known_cost, None)
+    assert sorted(zip(plan.gradients, plan.nbytes, strict=True)) == sorted(one.gradients())
+    assert list(plan.ready) == sorted(plan.ready)
+    assert plan.ready[0] == 0.0
+    assert plan.predicted > plan.around > 0.0
+    one.train(WARMUP + 2, first=SWITCH)
+    assert one.plan.measured > 0.0
+    world.same(one.weights())
+    assert one.weights() == reference(trainer, world, SWITCH + WARMUP + 2)
+    trainer.hvd.flush()
+
+
+@pytest.mark.parametrize("sync", ["full", "majority"])
+def test_plans_are_tried(trainer: Trainer, world: World, sync: str, known_cost: MessageCost) -> None:
+    """The plan that each rank tries is the same, and so is the one that stays."""
+    one = merged(trainer, world, sync, rule="measured")
+    plans = []
+    for number in range(5 * SWITCH):
+        one.train(1, first=number)
+        plans.append(one.plan)
+    assert plans[SWITCH - 1].rule in merging.RULES
+    fastest = world.same(plans[-1].messages)
+    assert fastest in {plan.messages for plan in plans[SWITCH - 1 : -1]}
+    assert world.same(plans[-1].measured) > 0.0
+    if sync == "full":
+        assert one.weights() == reference(trainer, world, 5 * SWITCH)
+    trainer.hvd.flush()
+
+
+@pytest.mark.parametrize("sync", ALL)
+def test_a_real_measurement(trainer: Trainer, world: World, sync: str) -> None:
+    """On a busy machine the fit may be refused: then the default plan is in use, and says why."""
+    one = merged(trainer, world, sync)
+    one.train(SWITCH + 2)
+    plan = world.gather(one.plan)[0]
+    assert plan.reason or plan.cost.r_squared >= 0.95
+    if sync in ("full", EVERYBODY):
+        assert one.weights() == reference(trainer, world, SWITCH + 2)
+    trainer.hvd.flush()
+
+
+def test_a_fit_that_is_refused(trainer: Trainer, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> MessageCost:
+        raise ValueError("the network sleeps")
+
+    monkeypatch.setattr(MessageCost, "fit", refuse)
+    monkeypatch.setattr(planner, "_PROBES", 1)
+    one = merged(trainer, world)
+    one.train(SWITCH + 2)
+    plan = world.same(one.plan)
+    assert (plan.reason, plan.messages) == ("the network sleeps", (6,))  # 25 MB to a bucket
+    assert "default plan (the network sleeps)" in str(plan)
+    assert one.weights() == reference(trainer, world, SWITCH + 2)
+
+
+def test_times_that_drift_make_a_new_plan(trainer: Trainer, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = [MessageCost(1e-12, 1e-3), MessageCost(10.0, 1e-12)]
+    monkeypatch.setattr(MessageCost, "fit", classmethod(lambda cls, sizes, seconds: costs[0]))
+    monkeypatch.setattr(planner, "_PROBES", 1)
+    one = merged(trainer, world, replan_every=5)
+    one.train(SWITCH)
+    assert world.same(one.plan.messages) != (6,)
+    one.train(5, first=SWITCH)
+    assert one.plan.cost == costs[0]
+    del costs[0]  # a message's latency is everything now
+    one.train(5, first=SWITCH + 5)
+    assert world.same(one.plan.messages) == (6,)
+    one.train(2, first=SWITCH + 10)
+    assert one.weights() == reference(trainer, world, SWITCH + 12)
+
+
+@pytest.mark.parametrize("sync", ["solo", pytest.param("majority", marks=pytest.mark.full_matrix)])
+def test_a_rank_that_has_left_ends_planning(trainer: Trainer, world: World, sync: str, known_cost: MessageCost) -> None:
+    one = merged(trainer, world, sync, replan_every=4)
+    one.train(SWITCH + 6 if world.rank == 0 else SWITCH + 2)
+    plan = one.plan
+    trainer.hvd.flush()
+    assert world.same(plan.gradients)
+    assert world.rank == 0 or plan.measured is None
+
+
+def test_a_saved_plan(trainer: Trainer, world: World, known_cost: MessageCost, tmp_path: Path) -> None:
+    trainer.training(world, None).plan_of([1, 2, 3]).save(tmp_path / "plan.json")
+    one = merged(trainer, world, plan=tmp_path / "plan.json")
+    one.train(1)
+    assert one.plan.messages == (1, 2, 3)
+    one.train(3, first=1)
+    assert one.weights() == reference(trainer, world, 4)
+
+
+@pytest.mark.parametrize("sync", ["full", "majority"])
+def test_a_plan_for_another_model(trainer: Trainer, world: World, sync: str) -> None:
+    plan = trainer.training(world, None, arrays=SMALL).plan_of([2])
+    with pytest.raises(ValueError, match="the merging plan is for other parameters"):
+        merged(trainer, world, sync, plan=plan).train(1)
+
+
+def test_ranks_with_different_plans(trainer: Trainer, world: World) -> None:
+    plan = trainer.training(world, None).plan_of([6] if world.rank == 0 else [3, 3])
+    with pytest.raises(ValueError, match=r"ranks 1(, \d)* have another model or another plan than rank 0"):
+        merged(trainer, world, plan=plan).train(1)
+
+
+def test_one_rank_whose_plan_does_not_fit(trainer: Trainer, world: World) -> None:
+    odd = world.rank == 1
+    plan = trainer.training(world, None, arrays=SMALL if odd else None).plan_of([2] if odd else [6])
+    expected = "for other parameters" if odd else "does not fit the model of ranks 1"
+    with pytest.raises(ValueError, match=expected):
+        merged(trainer, world, plan=plan).train(1)
+
+
+@pytest.mark.parametrize("sync", ["full", "majority"])
+def test_dtypes_do_not_mix(trainer: Trainer, world: World, sync: str, known_cost: MessageCost) -> None:
+    one = merged(trainer, world, sync, dtypes=MIDDLE, rule="single")
+    one.train(SWITCH + 2)
+    assert sorted(one.plan.messages) == [2, 4]
+    trainer.hvd.flush()
+    if sync == "full":
+        world.same(one.weights())
+        assert one.weights() == reference(trainer, world, SWITCH + 2, dtypes=MIDDLE)
+
+
+# --- Steps around the switch ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sync", ALL)
+def test_a_switch_loses_and_doubles_nothing(trainer: Trainer, world: World, sync: str, known_cost: MessageCost) -> None:
+    """Every rank's gradients are powers of two, so that their sum tells which were applied, and how often."""
+    arrays = [np.zeros(3)] * 4
+    options = {"op": trainer.hvd.Sum, "rule": "wait_free", "replan_every": 5}
+    one = merged(trainer, world, sync, "unit", linear, arrays, ["float64"], **options)
+    random = world.random()
+    steps, rounds = 12, 0
+    pauses = [[random.random() < 0.3 for _ in world.ranks] for _ in range(steps)]
+    for number in range(steps):
+        if pauses[number][world.rank]:
+            time.sleep(0.02)
+        # Rank r's gradient of step s is 2**(4 s + r mod 4), which doubles hold exactly.
+        one.step(*[np.full(3, 2.0 ** (4 * number + world.rank % 4))] * 4)
+        assert one.optimizer.rounds >= max(rounds, 1)
+        rounds = one.optimizer.rounds
+    one.flush()
+    assert one.plan.messages == (1,) * 4
+    everything = -sum(2.0 ** (4 * number + rank % 4) for number in range(steps) for rank in world.ranks)
+    assert one.weights() == [everything] * 12
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_is_late_before_the_switch(
+    trainer: Trainer, world: World, late: int, known_cost: MessageCost
+) -> None:
+    """What it has missed by then comes with the results of the step in which the plan is made."""
+    sync = trainer.hvd.Quorum(world.size - 1, grace_ms=0)
+    options = {"op": trainer.hvd.Sum, "rule": "wait_free"}
+    one = merged(trainer, world, sync, "unit", linear, [np.zeros(3)] * 4, ["float64"], **options)
+
+    def run(number: int) -> None:
+        one.step(*[np.full(3, 10.0 ** (world.size * number + world.rank))] * 4)
+
+    run(0)
+    world.barrier()
+    if world.rank == late:
+        for rank in set(world.ranks) - {late}:
+            world.wait_for(f"rank {rank} is through step 1")
+    run(1)
+    world.tell(f"rank {world.rank} is through step 1")
+    run(2)
+    assert one.plan.messages == (1,) * 4
+    everything = -sum(10.0 ** (world.size * number + rank) for number in range(3) for rank in world.ranks)
+    assert one.weights() == [everything] * 12  # without a flush of one's own
+    run(3)
+    one.flush()
+
+
+# --- With the rest ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("float16", 2), ("bfloat16", 4)])
+def test_half_precision(trainer: Trainer, world: World, dtype: str, width: int, known_cost: MessageCost) -> None:
+    """bfloat16 travels as float32."""
+    one = merged(trainer, world, dtypes=[dtype])
+    one.train(SWITCH + 2)
+    assert sum(one.plan.nbytes) == width * len(one.weights())
+    world.same(one.weights())
+
+
+def test_compression(trainer: Trainer, world: World, known_cost: MessageCost) -> None:
+    one = merged(trainer, world, compression=trainer.hvd.Compression.fp16)
+    one.train(SWITCH + 2)
+    assert sum(one.plan.nbytes) == 2 * len(one.weights())
+    expected = trainer.training(world, None).train_alone(SWITCH + 2)
+    assert one.weights() == pytest.approx(expected.weights(), abs=1e-2)
+
+
+def test_accumulation_and_clipping(trainer: Trainer, world: World, known_cost: MessageCost) -> None:
+    one = merged(trainer, world, passes=2, clip=0.1)
+    one.train(2 * SWITCH + 4)
+    doubled = lambda *inputs: 2.0 * network(*inputs)
+    expected = trainer.training(world, None, loss=doubled, clip=0.1).train_alone(SWITCH + 2, passes=2)
+    assert one.weights() == pytest.approx(expected.weights(), abs=1e-5)
+
+
+@pytest.mark.parametrize("sync", ["full", "majority"])
+def test_a_scaled_loss(trainer: Trainer, world: World, sync: str, known_cost: MessageCost) -> None:
+    """A step whose gradients are not finite is skipped on all ranks."""
+    one = merged(trainer, world, sync, scale=4.0)
+    for number in range(SWITCH + 3):
+        x, y = batch(world.rank, number)
+        one.step(x, y + np.float32(np.inf if number == 1 and world.rank == 1 else 0.0))
+    one.flush()
+    assert np.isfinite(one.weights()).all()
+    assert sync != "full" or trainer.scale_of(one) == 2.0
+
+
+def test_sparse_gradients_are_refused(trainer: Trainer, world: World) -> None:
+    one = merged(trainer, world, "full", "unit", table, [np.zeros((4, 2))])
+    with pytest.raises(ValueError, match="cannot hold sparse gradients"):
+        one.step([0])
+
+
+@alone
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"sync": "group_average"}, "merging cannot be used with|averages models"),
+        ({"groups": 2}, "merging or groups, not both"),
+        ({"merging": "exact"}, "merging must be hvd.MergedGradients"),
+    ],
+)
+def test_arguments_that_do_not_fit(trainer: Trainer, world: World, arguments: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        trainer.wrap(**({"merging": trainer.hvd.MergedGradients()} | arguments))
+
+
+# --- With an optimizer of PyTorch by hand ----------------------------------------------------------------------------
 
 
 def merge(model: torch.nn.Module, sync: str = "full", *, options: Any = None, **more: Any) -> Any:
-    merged = hvd.MergedGradients(**{"warmup_steps": WARMUP, "replan_every": None, **(options or {})})
+    merged = hvd.MergedGradients(**{"rule": "exact", "warmup_steps": WARMUP, "replan_every": None, **(options or {})})
     return wrap(model, sync, merging=merged, **more)
 
 
@@ -38,7 +321,7 @@ def test_full_has_the_bits_of_equal_buckets(world: World) -> None:
     train(world, by_plan, merged, 1)  # in one bucket, as small models are by default
     first = weights(merged)
     train(world, by_plan, merged, 5, first=1)
-    assert first == pytest.approx(reference(world, "momentum", 1), abs=1e-6)
+    assert first == pytest.approx(reference_of(world, "momentum", 1), abs=1e-6)
     assert world.same(weights(merged)) == pytest.approx(weights(grouped), abs=1e-7)
     # From equal weights on, equal buckets make equal bits.
     grouped.load_state_dict(merged.state_dict())

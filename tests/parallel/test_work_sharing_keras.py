@@ -289,7 +289,6 @@ def test_an_overflow_is_skipped_by_all_ranks(world: World) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: wrap(merging=hvd.MergedGradients()), "merging cannot be used with"),
         (lambda: wrap(lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)), "not both"),
         (
             lambda: DynamicShardingDataset(np.zeros((9, 1)), optimizer=keras.optimizers.SGD(0.1)),

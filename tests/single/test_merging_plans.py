@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 import horovod_partial.torch as hvd
 from horovod_partial import cli, merging
 from horovod_partial.merging import MergedGradients, MergingPlan, MessageCost
+from horovod_partial.merging.planner import Gradient, Planner
+from horovod_partial.merging.steps import StepTimes
 
 SIZES = [2**n for n in range(15, 22)]
 
@@ -107,6 +109,61 @@ def test_a_plan_whose_parts_do_not_fit(tmp_path: Path) -> None:
     replace(example(), messages=(1, 1)).save(tmp_path / "plan.json")
     with pytest.raises(ValueError, match="do not fit"):
         MergingPlan.load(tmp_path / "plan.json")
+
+
+class DoubleOfTwoRanks:
+    """Stands for the collectives of two ranks. The other rank takes twice as long for everything."""
+
+    def everybody_is_here(self, name: str) -> bool:
+        return True
+
+    def probe(self, name: str, nbytes: int) -> Any:
+        return lambda: True
+
+    def from_rank_0(self, value: Any, name: str) -> Any:
+        return value
+
+    def gather(self, row: list[int], name: str) -> list[list[int]]:
+        return [row, row if name.endswith(".check") else [2 * number for number in row]]
+
+
+def times(step: float) -> StepTimes:
+    """Steps of so many seconds, whose three gradients come 1, 2 and 3 s after the step has begun."""
+    return StepTimes(list("abc"), [[step * n + 1.0, step * n + 2.0, step * n + 3.0, step * (n + 1)] for n in range(4)])
+
+
+@pytest.fixture
+def cost(monkeypatch: pytest.MonkeyPatch) -> MessageCost:
+    cost = MessageCost(1.0, 0.5)
+    monkeypatch.setattr(MessageCost, "fit", classmethod(lambda cls, sizes, seconds: cost))
+    return cost
+
+
+def planner(**options: Any) -> Planner:
+    return Planner(MergedGradients(**options), [Gradient(name, "cpu", (1,), "float", 4) for name in "abc"], "name")
+
+
+@pytest.mark.parametrize("fastest", [0, 1, 2])
+def test_the_fastest_of_the_tried_plans_stays(fastest: int, cost: MessageCost) -> None:
+    one, collectives = planner(warmup_steps=3, replan_every=50), DoubleOfTwoRanks()
+    assert one.steps_to_next == 4
+    messages = [list("abc")]
+    tried = []
+    one.make_plan(messages, times(9.0), collectives)
+    while one.steps_to_next == 4:
+        assert one.plan.messages not in tried
+        tried.append(one.plan.messages)
+        one.make_plan(one.plan.names(), times(4.0 if len(tried) == fastest + 1 else 5.0), collectives)
+    assert (len(tried), one.steps_to_next) == (3, 50)  # two rules have made one plan
+    assert one.plan.messages == tried[fastest]
+    assert one.plan.measured == pytest.approx(6.0)  # the mean of the two ranks
+
+
+def test_a_message_waits_for_the_slowest_rank(cost: MessageCost) -> None:
+    one = planner(rule="wait_free")
+    one.make_plan([list("abc")], times(9.0), DoubleOfTwoRanks())
+    assert one.plan.ready == pytest.approx((0.0, 2.0, 4.0))
+    assert one.steps_to_next == 1000
 
 
 # --- Arguments --------------------------------------------------------------------------------------------------------

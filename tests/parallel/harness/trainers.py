@@ -128,9 +128,7 @@ class Training:
 
     @property
     def plan(self) -> MergingPlan:
-        """How merged gradients travel; of a tape, that of the newest one."""
-        if self.optimizer is None:
-            return list(self.trainer.hvd.merging_plans().values())[-1]
+        """How merged gradients travel."""
         return self.optimizer.merging_plan
 
     def gradients(self) -> list[tuple[str, int]]:
@@ -171,8 +169,6 @@ class Trainer:
         operations: the module of the framework, which has every reduction.
         runtime: the framework's way into the extension.
         disagreement: what a step raises where the ranks disagree about a bucket.
-        misfit: what a step raises whose gradients do not fit the plan that they were given.
-        one_by_one: gradients are sent while others are still computed.
         makers: makes optimizers of parameters, by name; `unit` is plain SGD with a rate of 1.
         tensor: makes what is in a loss, of numbers.
         like: a tensor with the dtype of another one.
@@ -187,7 +183,6 @@ class Trainer:
     module: str
     framework: str
     is_tape = graph = False
-    one_by_one = True
     makers: dict[str, Callable[[Sequence[Any]], Any]]
     tensor: Callable[[Any], Any]
     like: Callable[[Any, Any], Any]
@@ -196,14 +191,13 @@ class Trainer:
     total: Callable[[Any], Any]
     rows: Callable[[Any, Any], Any]
     arguments = "num_groups process_set sparse_as_dense sync"
-    arguments_of_gradients = " compression gradient_predivide_factor op groups merging"
+    arguments_of_gradients = " compression gradient_predivide_factor op groups"
 
     def __init__(self) -> None:
         self.hvd = importlib.import_module(f"horovod_partial.{self.module}")
         self.operations = importlib.import_module(f"horovod_partial.{self.framework}")
         self.runtime = importlib.import_module(f"horovod_partial.{self.framework}.operations").runtime
         self.disagreement: type[Exception] = self.hvd.HorovodInternalError
-        self.misfit: type[Exception] = ValueError
         self.refused: list[tuple[dict[str, Any], str]] = []
 
     def parameter(self, array: np.ndarray, dtype: str) -> Any:
@@ -484,7 +478,6 @@ class KerasOnTorch(Keras, TensorsOfTorch):
         self.refused += [
             ({"device_dense": "/cpu:0"}, "device_dense cannot be used"),
             ({"device_sparse": "/cpu:0"}, "device_sparse cannot be used"),
-            ({"merging": self.hvd.MergedGradients()}, "merging cannot be used with Keras on PyTorch"),
             ({"optimizer": of_torch}, "must be one of Keras 3"),
         ]
 
@@ -504,15 +497,13 @@ class TensorsOfTensorFlow(Trainer):
         self.like = lambda values, other: tf.cast(values, other.dtype)
         self.total = lambda values: tf.cast(tf.reduce_sum(values), "float32")
         if self.graph:
-            self.disagreement, self.misfit = tf.errors.UnknownError, tf.errors.InvalidArgumentError
+            self.disagreement = tf.errors.UnknownError
 
     def compiled(self, step: Callable[..., None]) -> Callable[..., None]:
         return self.tf.function(step, autograph=False) if self.graph else step
 
 
 class KerasOnTensorFlow(TensorsOfTensorFlow, Keras):
-    one_by_one = False
-
     def __init__(self) -> None:
         super().__init__()
         of_tensorflow = self.tf.compat.v1.train.GradientDescentOptimizer(0.1)
@@ -525,7 +516,7 @@ class KerasOnTensorFlow(TensorsOfTensorFlow, Keras):
 
 
 class KerasInGraph(KerasOnTensorFlow):
-    graph = one_by_one = True
+    graph = True
 
 
 class Tape(TensorsOfTensorFlow):
@@ -533,7 +524,6 @@ class Tape(TensorsOfTensorFlow):
 
     module = "tensorflow"
     is_tape = True
-    one_by_one = False
     makers = dict.fromkeys(("unit", "momentum"))  # type: ignore[assignment]
     arguments = f"{Trainer.arguments} gradtape device_dense device_sparse scale_local_gradients"
 
@@ -575,7 +565,7 @@ class Tape(TensorsOfTensorFlow):
 
 
 class TapeInGraph(Tape):
-    graph = one_by_one = True
+    graph = True
 
 
 class Scripted:

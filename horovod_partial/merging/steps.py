@@ -1,0 +1,110 @@
+"""The times of a training's steps, from which a plan of merged gradients follows."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Sequence
+
+
+class StepTimes:
+    """The times of successive steps on one rank: when each gradient was computed, and when the last result was there.
+
+    Args:
+        names: names of the gradients.
+        rows: one row for each step, in seconds on one clock: the time of each gradient (NaN for a gradient that the step
+            did not compute), then the time of the last result. A step begins when the step before has ended, so the
+            first step is not measured.
+    """
+
+    def __init__(self, names: Sequence[str], rows: Sequence[Sequence[float]]) -> None:
+        self._steps: list[float] = []
+        self._around: list[float] = []
+        self._behind: dict[str, list[float]] = {}  # for each gradient, its seconds after the step's first gradient
+        for (*_, begin), (*moments, end) in itertools.pairwise(rows):
+            came = {name: at for name, at in zip(names, moments, strict=True) if not math.isnan(at)}
+            if not came:
+                continue
+            first = min(came.values())
+            self._steps.append(end - begin)
+            self._around.append(first - begin)
+            for name, at in came.items():
+                self._behind.setdefault(name, []).append(at - first)
+
+    @property
+    def steps(self) -> int:
+        """How many steps have been measured."""
+        return len(self._steps)
+
+    def step_seconds(self) -> float:
+        """Return the median time of the measured steps."""
+        return statistics.median(self._steps)
+
+    def around_seconds(self) -> float:
+        """Return the median time from the last result of a step to the first gradient of the next step."""
+        return statistics.median(self._around)
+
+    def ready(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the median time at which each gradient is computed, in seconds after the first one, earliest first.
+
+        A gradient that was never computed gets the latest time.
+        """
+        medians = {name: statistics.median(values) for name, values in self._behind.items()}
+        latest = max(medians.values(), default=0.0)
+        ready = {name: medians.get(name, latest) for name in names}
+        return dict(sorted(ready.items(), key=lambda item: item[1]))
+
+
+class Steps:
+    """Counts the steps of a training, and keeps the times of the first and the last steps under the present plan.
+
+    Threads of autograd call `record`, each for other gradients. One thread calls the rest, between backward passes.
+
+    Args:
+        names: names of the gradients.
+        due: the number of steps before the first plan; None if there will be none.
+        window: the number of steps to measure.
+    """
+
+    def __init__(self, names: Sequence[str], due: int | None, window: int) -> None:
+        self._names = names
+        self._rows = window + 1  # one more, because a step begins when the step before it ends
+        self._steps = 0
+        self.begin_plan(due)
+
+    def begin_plan(self, steps: int | None) -> None:
+        """Forget all times, because a new plan begins. `steps`: how many until the next plan; None if there is none."""
+        self._due = None if steps is None else self._steps + steps
+        self._current = [math.nan] * len(self._names)
+        self._first: list[list[float]] = []
+        self._last: deque[list[float]] = deque(maxlen=self._rows)
+
+    @property
+    def measures(self) -> bool:
+        """Whether a plan may need the times of this step."""
+        return len(self._first) < self._rows or (self._due is not None and 0 < self._due - self._steps <= self._rows)
+
+    def record(self, gradient: int) -> None:
+        """Note that a gradient is there, by its position in `names`."""
+        self._current[gradient] = time.perf_counter()
+
+    def end_step(self) -> bool:
+        """Note that all results of a step are there. Returns whether the next plan is due."""
+        row = [*self._current, time.perf_counter()]
+        self._current = [math.nan] * len(self._names)
+        if len(self._first) < self._rows:
+            self._first.append(row)
+        self._last.append(row)
+        self._steps += 1
+        return self._steps == self._due
+
+    def first(self) -> StepTimes:
+        """Return the times of the first steps under the present plan."""
+        return StepTimes(self._names, self._first)
+
+    def last(self) -> StepTimes:
+        """Return the times of the last steps under the present plan."""
+        return StepTimes(self._names, list(self._last))
