@@ -8,6 +8,7 @@ from common import RANK, note
 import horovod_partial.torch as hvd
 
 torch.set_num_threads(1)
+torch.manual_seed(0)
 results, plans = [], []
 hvd.init()
 model = torch.nn.Linear(3, 1)
@@ -20,6 +21,7 @@ for generation in range(2):
         hvd.partial_allreduce(torch.tensor([float(RANK)]), name="bucket", op=hvd.Sum, sync="solo")
         model(torch.ones(3)).sum().backward()
         optimizer.step()
+        optimizer.zero_grad()
         plans.append(optimizer.merging_plan is not None)  # gradients are measured anew in each generation
     if generation == 0:
         # Another shape: were the declaration of the old generation still there, this would be refused below.
