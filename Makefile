@@ -154,7 +154,7 @@ GPU_VENVS := .venv-gpu .venv-gpu211
 # Those of PyTorch: the others need TensorFlow, other machines, or minutes for what has nothing to do with a build.
 GPU_BUILD_TESTS := $(filter-out %_papers.py %_hosts.py %_smoke.py %_work.py %cookbook.py %_gpu_programs.py, \
 	$(shell grep -L "tensorflow\|keras" tests/parallel/test_*.py)) \
-	$(addprefix tests/parallel/test_conformance_,invariants.py merging.py model_optimizer.py) tests/single/test_nccl.py
+	$(addprefix tests/parallel/test_conformance_,invariants.py model_optimizer.py) tests/single/test_nccl.py
 .PHONY: setup-gpu $(GPU_VENVS:%=setup-%)
 setup-gpu: $(GPU_VENVS:%=setup-%) ## Make .venv-gpu and .venv-gpu211: PyTorch for CUDA, and Horovod and ours built with NCCL
 $(GPU_VENVS:%=setup-%): setup-%:
@@ -172,8 +172,8 @@ test-gpu-build: setup-gpu ## Run PyTorch's parallel tests on CPU tensors over bu
 	done; done
 
 # The double of a GPU, which TensorFlow takes for one, so that our kernels for GPUs run: placement, what is on the host and what
-# on the device, the order of streams. Of PyTorch's tensors only we say that they lie there: devices in messages, zeros, merging,
-# events. It says nothing of CUDA or NCCL. TensorFlow has no kernels for sparse variables there, and Horovod
+# on the device, the order of streams. Of PyTorch's tensors only we say that they lie there: devices in messages, zeros, events.
+# It says nothing of CUDA or NCCL. TensorFlow has no kernels for sparse variables there, and Horovod
 # has no join and no broadcast in place.
 DOUBLE := build/release/double
 GPU_DOUBLE_TESTS := $(addprefix tests/parallel/test_,gpu_kernels.py tensorflow.py conformance_operations.py conformance_rounds.py \

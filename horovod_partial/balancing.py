@@ -1,4 +1,4 @@
-"""Batches that take all ranks the same time: in each step all ranks get samples of similar length."""
+"""Makes batches that take all ranks the same time: in each step all ranks get samples of similar length."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from horovod_partial.exchange.arguments import check_sampler
 
 
 class BalancedBatchSampler:
-    """Batches of samples whose lengths are similar on all ranks in the same step.
+    """Makes batches for each rank. In the same step, the samples of all ranks have similar lengths.
 
     Use it for samples that take different times, such as sentences or videos. Samples are sorted by length; samples of
-    equal length come in a random order. A step has `batch_size` neighbours for each rank. So all ranks take about the
-    same time for a step, and batches need little padding. The steps come in a random order. Every rank computes the same
-    plan, without any message.
+    equal length come in a random order. A step takes `batch_size` neighbours of this order for each rank. So all ranks
+    take about the same time for a step, and batches need little padding. The steps come in a random order. Every rank
+    computes the same plan of steps, without any message.
 
     This is a batch sampler: pass it to PyTorch's `DataLoader(dataset, batch_sampler=...)`, or make a dataset of
     TensorFlow from it with `tf.data.Dataset.from_generator`. Each loop gives the batches of this rank in one epoch.
@@ -82,7 +82,7 @@ class BalancedBatchSampler:
         if self._shuffle:
             steps = draw.permutation(steps)
         rank, size = self._process_set.rank(), self._process_set.size()
-        for number, step in enumerate(steps):  # ranks take turns to get the longest sample of a step
+        for number, step in enumerate(steps):  # ranks take turns: in each step, another one gets the longest sample
             yield step[(rank + number) % size :: size].tolist()
 
     @property

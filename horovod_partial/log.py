@@ -33,5 +33,5 @@ def start() -> None:
 
 
 def set_rank(rank: int) -> None:
-    """Set the rank that log messages of Python show. C++ knows its rank by itself."""
+    """Set the rank that log messages of Python show. Messages of C++ already have it."""
     _handler.rank = rank

@@ -1,4 +1,4 @@
-"""Sync policies: when may a round of a collective close, and who waits?
+"""Sync policies. A policy says when a round of a collective closes, and who waits for it.
 
 A policy says nothing about data; see `docs/policies.md` for how to choose one.
 """
@@ -31,8 +31,8 @@ __all__ = [
 ]
 
 
-LONGEST_GRACE_MS = 31_536_000_000  # one year, the same as kLongest in cpp/core/values/types.h
-FOR_EVER = 2**31 - 1  # a `max_staleness` of this many rounds sets no bound
+LONGEST_GRACE_MS = 31_536_000_000  # a grace is at most one year, the same as kLongest in cpp/core/values/types.h
+FOR_EVER = 2**31 - 1  # a `max_staleness` of this many rounds sets no bound on staleness
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,7 +44,7 @@ class _Policy:
         given = [
             f"{each.name}={getattr(self, each.name)!r}"
             for each in _options(type(self))
-            if repr(getattr(self, each.name)) != repr(each.default)  # 1 (one rank) equals 1.0 (all ranks); texts differ
+            if repr(getattr(self, each.name)) != repr(each.default)  # `repr` tells 1 (one rank) from 1.0 (all ranks)
         ]
         return f"{type(self).__name__}({', '.join(given)})"
 
@@ -75,7 +75,7 @@ class _OpenRounds(_Policy):
         require(fits, "grace_ms", f"'auto' or a number of milliseconds, 0 to {LONGEST_GRACE_MS}", grace)
 
     def _to_core(self, **rule: Any) -> _core.Policy:
-        if not isinstance(self.grace_ms, str):  # the core's default for the grace is "auto"
+        if not isinstance(self.grace_ms, str):  # a grace of "auto" is the core's default, and need not be set
             rule["grace_seconds"] = self.grace_ms / 1e3
         return _core.Policy(max_staleness=self.max_staleness, **rule)
 
@@ -247,7 +247,7 @@ class SharedUpdates(_Policy):
 
     Args:
         passes: micro-batches in an update per rank, on average.
-        grants: whether this bucket also carries the messages about which micro-batches ranks have begun and may begin.
+        grants: whether grants of micro-batches, and messages about begun ones, travel with this bucket.
     """
 
     passes: int
@@ -282,9 +282,9 @@ class _Schedule:
 class Butterfly(_Schedule):
     """Groups along a butterfly (WAGMA-SGD, IEEE TPDS 2021, section 3.2).
 
-    If `size` and the number of ranks are powers of two, a change has reached all ranks after log(ranks) / log(size)
-    rounds. Otherwise groups have at most `size` ranks, and may differ in size. Algorithm 1 of the paper shifts its mask
-    too far; this class follows the paper's worked example instead.
+    If `size` and the number of ranks are powers of two, a change of a model has reached all ranks after log(ranks) /
+    log(size) rounds. Otherwise groups have at most `size` ranks, and may differ in size. Algorithm 1 of the paper
+    shifts its mask too far; this class follows the paper's worked example instead.
 
     Args:
         size: ranks in a group, 2 or more. If it is larger than the number of ranks, all ranks are one group.
@@ -395,8 +395,8 @@ class GroupAverage(_ModelPolicy, _OpenRounds):
             `named_buffers` to the optimizer); `"state"`, the optimizer's tensors of a parameter's shape, such as
             momentum. Everything else stays each rank's own.
         overlap: whether `step` returns before the average is there, so that data can be loaded meanwhile. Then the next
-            forward pass of any module waits, or `synchronize`. Until that, parameters hold the values before the
-            average.
+            forward pass of any module, or `synchronize`, waits for the average. Until this wait is over, parameters
+            hold the values before the average.
         slow_momentum: applied to the averages over all ranks, every `period` rounds. Only for PyTorch.
         max_staleness: same as in `Solo`.
         grace_ms: same as in `Solo`.
@@ -577,7 +577,7 @@ def _options_in_texts(kind: type[Policy]) -> list[Field[Any]]:
 
 
 def _value(text: str) -> Any:
-    """Convert the text of one argument to a number, None, True or False. Any other text stays a text."""
+    """Convert one argument of a policy's text to a number, None, True or False. Any other text stays a text."""
     for convert in (int, float):
         with suppress(ValueError):
             return convert(text)
@@ -613,7 +613,7 @@ def resolve(sync: Policy | str | None, default: Policy | str, *, shares_work: bo
 def describe(policy: Policy | SharedUpdates, size: int) -> str:
     """Describe a policy by a text. Ranks compare these texts, so equal policies have equal texts on all ranks."""
     schedule = getattr(policy, "schedule", None)
-    if isinstance(schedule, Schedule):  # a function's `repr` has an address, which differs between ranks
+    if isinstance(schedule, Schedule):  # a schedule's `repr` has a function's address, which differs between ranks
         digest = hashlib.sha256(repr(schedule.to_core(size).table).encode()).hexdigest()[:8]
         return repr(policy).replace(repr(schedule), f"Schedule(rounds={schedule.rounds}, groups {digest})")
     return repr(policy)

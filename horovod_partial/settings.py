@@ -81,7 +81,7 @@ def settings() -> Settings:
         return Settings()
     except ValidationError as error:
         wrong = {str(one["loc"][0]): one for one in error.errors()}
-        # Validators of this class have left their own error in "ctx"; "msg" would put pydantic's words before it.
+        # If a validator of `Settings` raised an error, "ctx" holds it. "msg" would put pydantic's words before it.
         causes = {name: one.get("ctx", {}).get("error", one["msg"]) for name, one in wrong.items()}
         texts = [f"{PREFIX}{name.upper()}={one['input']!r}: {causes[name]}" for name, one in wrong.items()]
         raise ValueError("; ".join(texts)) from None
@@ -91,7 +91,7 @@ def settings() -> Settings:
 def shared() -> dict[str, Any]:
     """Return the settings that this process's environment has set and that must be equal on all ranks.
 
-    What the process takes from rank 0 later is not among them.
+    Settings that the process takes from rank 0 later are not among them.
     """
     return settings().model_dump(include=settings().model_fields_set - OF_EACH_RANK)
 
@@ -122,6 +122,6 @@ def adopt(by_rank: Sequence[Mapping[str, Any]], rank: int) -> list[str]:
             )
     for name in Settings.model_fields.keys() - OF_EACH_RANK - by_rank[rank].keys():
         value = first.get(name, Settings.model_fields[name].default)
-        if getattr(settings(), name) != value:  # in an elastic job, another rank may have been rank 0 before
+        if getattr(settings(), name) != value:  # in an elastic job, the value may be that of an earlier rank 0
             setattr(settings(), name, value)
     return [f"{PREFIX}{name.upper()}={value}" for name, value in first.items() if name not in by_rank[rank]]

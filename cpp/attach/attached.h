@@ -19,26 +19,26 @@ struct Attached {
                          double, std::int32_t) = nullptr;
   int (*is_initialized)() = nullptr;
   bool waits_are_told = false;
-  // Horovod's background thread and the application's threads use these fields without a lock: they are atomic.
-  std::atomic<hvd::HorovodGlobalState*> state{nullptr};  // set by the first handshake, and not changed again
-  std::atomic<int> generation{0};                        // the present generation; each initialisation adds 1 or more
-  std::shared_ptr<recording::Recorder> recorder;         // the last handshake's recorder; read by std::atomic_load
+  // Horovod's background thread and the application's threads use state, generation and recorder, all without a lock.
+  std::atomic<hvd::HorovodGlobalState*> state{nullptr};  // null before the first handshake; then it does not change
+  std::atomic<int> generation{0};                        // the number of the generation; each `init` adds 1 or more
+  std::shared_ptr<recording::Recorder> recorder;         // the newest handshake's recorder; read by std::atomic_load
 };
 
-// For any thread. A thread that holds its lock never waits for anything, and never takes the interpreter's lock.
+// Thread-safe. A thread that holds `mutex_` waits neither for other ranks nor for the lock of Python's interpreter.
 class AttachedLibraries {
  public:
-  // Adds a library, unless it is there. `fill` sets the fields of the library. If `fill` throws, nothing is added.
+  // Adds a Horovod library, unless it was added before. `fill` sets its fields. If `fill` throws, nothing is added.
   void Add(const std::string& path, const std::function<void(Attached&)>& fill);
   // Returns the library at a path, or null if it has not been added. The object lives as long as the process.
   Attached* Find(const std::string& path) const;
-  // Called when Horovod has initialised a controller. Raises the generation of each library that is not initialised.
-  // Each `init` makes a controller before Horovod counts as initialised, so each `init` is counted. Process sets that
-  // are added later are not. A library that is down may also count the `init` of another library in this process.
+  // Called when Horovod has initialised a controller. Raises the generation's number in each library that is not yet
+  // initialised. Each `init` is counted, because it initialises a controller before Horovod counts as initialised. A
+  // process set that is added later is not counted. A library that is down may also count another library's `init`.
   void CountGeneration();
 
  private:
-  mutable std::mutex mutex_;  // guards the map
+  mutable std::mutex mutex_;  // guards the map of libraries
   std::map<std::string, std::unique_ptr<Attached>> libraries_;
 };
 

@@ -19,7 +19,7 @@ const std::string kEnqueueTensorAllreduce =
     "14ReadyEventListE" +
     kString + "iSt8functionIFvRKNS0_6StatusEEENS0_8ReduceOpEddi";
 
-constexpr std::size_t kLongestWhat = 200;  // bytes of the text that tells rank 0 what this rank waits for
+constexpr std::size_t kLongestWhat = 200;  // the most bytes of the text that says what this rank waits for
 
 }  // namespace
 
@@ -41,13 +41,13 @@ std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t
   if (global == nullptr) global = Introduce(*attached);
   if (process_set_id == 0) return global;
   if (!attached->state.load()->process_set_table.Contains(process_set_id)) {
-    if (!global->Alive()) global->engine().ThrowShutDown();  // when Horovod shuts down, its process sets go too
+    if (!global->Alive()) global->engine().ThrowShutDown();  // Horovod's shutdown removes all process sets
     throw std::invalid_argument("process set " + std::to_string(process_set_id) + " does not exist");
   }
   const auto session = Lookup(*attached, process_set_id);
   if (session == nullptr)
     throw std::invalid_argument("this rank is not in process set " + std::to_string(process_set_id));
-  // A process set that was added after the handshake gets Horovod's state in its first cycle.
+  // If the process set was added after the handshake, its session is not ready before the process set's first cycle.
   while (!session->ready()) {
     if (!global->Alive()) global->engine().ThrowShutDown();
     Session::CheckInterrupt();
@@ -64,8 +64,8 @@ std::vector<std::string> Gather(const std::string& library_path, const std::stri
     return SumOverRanks(*LibrariesOfProcess().Find(library_path), AgreementName("gather." + name), std::move(values),
                         context);
   };
-  // Each rank fills its own part of a row of numbers, and the other parts are 0. The sum over all ranks is the whole
-  // row. A sum is Horovod's simplest operation.
+  // Texts are gathered by sums, because a sum is Horovod's simplest operation. Each rank fills its own part of a row of
+  // numbers and leaves the other parts 0. The sum over all ranks is the whole row.
   const auto own = static_cast<std::size_t>(engine.rank());
   std::vector<std::int64_t> lengths(static_cast<std::size_t>(engine.size()));
   lengths[own] = static_cast<std::int64_t>(text.size());
@@ -99,8 +99,8 @@ std::shared_ptr<recording::Recorder> LastRecorder(const std::string& library_pat
   return attached == nullptr ? nullptr : std::atomic_load(&attached->recorder);
 }
 
-// A wait for a bucket or in a flush is known exactly. Of Horovod's own collectives it is only known that one is
-// outstanding, not whether a thread waits for it.
+// A wait for a bucket or in a flush counts before Horovod's own collectives, because such a wait is known exactly. An
+// outstanding collective of Horovod's own does not show whether a thread waits for it.
 Look LookAtThisRank() {
   using Kind = Activity::Kind;
   const auto sessions = SessionsOfProcess().Ready();

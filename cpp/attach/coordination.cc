@@ -13,8 +13,8 @@
 namespace horovod_partial::attach {
 namespace {
 
-// Fusing tensors saves the latency of a reduction, but costs two copies: into the fusion buffer and out. From this size
-// on the copies cost more (4 ranks on one machine: from 256 KiB on over MPI, from 4 MiB on over Gloo).
+// Tensors of this size and more are reduced alone. Fusing a tensor with others saves the latency of a reduction, but
+// costs two copies. The copies cost more from 256 KiB on over MPI, from 4 MiB on over Gloo (4 ranks on one machine).
 constexpr std::int64_t kLargeBytes = 4 << 20;
 #if HAVE_NCCL
 constexpr bool kHooksGpus = true;
@@ -32,7 +32,7 @@ Time DeadlockAfter(hvd::Controller& controller) {
 }
 
 // Splits responses in which Horovod has fused tensors of buckets. A large tensor gets a response of its own, so that it
-// is reduced in place. So does a tensor whose round is an error. Other tensors stay together if they have equal groups.
+// is reduced in place. A bucket whose round is refused gets one, too. Others stay together if they have equal groups.
 std::vector<hvd::Response> Unfused(const std::vector<hvd::Response>& responses,
                                    const std::map<std::string, Closing>& closed) {
   std::vector<hvd::Response> list;
@@ -150,10 +150,10 @@ std::vector<Closing> Coordination::Decide(const Report* own, bool joined, Time n
     farewell.bucket = Farewell::kBucket;
     farewell.error = std::exchange(failures_, "");
   }
-  // Horovod's settings are looked at only if a round closes, because most cycles close none.
+  // Horovod's settings are read only in cycles in which a round closes. Most cycles close none.
   const std::string refusal = closings.empty() ? "" : GroupCommunicators::Refusal(*state_);
   for (auto& closing : closings) {
-    if (closing.ends && !refusal.empty()) closing.groups.clear();  // not in groups: all ranks reduce, some with zeros
+    if (closing.ends && !refusal.empty()) closing.groups.clear();  // so all ranks reduce together, some with zeros
     if (closing.error.empty()) closing.error = LeaveOutZerosElsewhere(closing, refusal);
     const bool grouped = !closing.groups.empty() || !closing.upcoming.empty();
     if (closing.error.empty() && grouped && !refusal.empty())
@@ -170,7 +170,7 @@ int Coordination::OwnJoinDevice() const {
 
 // Leaves joined ranks out of a round if the reduction cannot read their zeros. Horovod puts the zeros of a joined rank
 // on the device that its join names. NCCL does not read host memory, and Gloo and MPI do not read the memory of a GPU.
-// Returns an error if the rank cannot be left out. `refusal` says why groups do not work, if they do not.
+// Returns an error if a rank cannot be left out. `refusal` says why groups do not work; it is empty if they do.
 std::string Coordination::LeaveOutZerosElsewhere(Closing& closing, const std::string& refusal) const {
   const auto on_host = [](int device) { return device == CPU_DEVICE_ID; };
   for (Rank rank = 0; rank < size_; ++rank) {
@@ -178,21 +178,21 @@ std::string Coordination::LeaveOutZerosElsewhere(Closing& closing, const std::st
     if (!joined_[at]) continue;
     const bool joined_on_host = on_host(join_devices_.at(rank));
     if (joined_on_host == on_host(coordinator_.declaration(closing.bucket).device)) continue;
-    // The joined rank executes the response too, by an operation that has our hook: of GPUs' only NCCL's has it.
+    // The joined rank executes the response too, and needs our hook for it. The only hook for GPUs is NCCLAllreduce's.
     if (!refusal.empty() || (!joined_on_host && !kHooksGpus)) {
       return "rank " + std::to_string(rank) + " has joined with " + (joined_on_host ? "the CPU" : "a GPU") +
              " as its device, and " + closing.bucket + " lies on " + (joined_on_host ? "GPUs" : "CPUs") +
              ": give hvd.join the device=" + (joined_on_host ? " of that rank's tensors" : "-1") +
              " there, or do without Horovod's operation " + (refusal.empty() ? "MPI_GPUAllreduce" : refusal) + ".";
     }
-    if (closing.groups.empty()) closing.groups.assign(joined_.size(), 0);  // one group: all ranks that take part
+    if (closing.groups.empty()) closing.groups.assign(joined_.size(), 0);  // a group of all ranks that take part
     closing.groups[at] = kNoGroup;
   }
   return "";
 }
 
 std::vector<hvd::Request> Coordination::RowOf(const Closing& closing) const {
-  // A refused round is an error on every rank, and reduces nothing. The coordinator may not know its bucket.
+  // If a round is refused, every rank gets an error, and nothing is reduced. The coordinator may not know the bucket.
   static const auto* const nothing = new Declaration;
   const bool refused = !closing.error.empty();
   const Declaration& declaration = refused ? *nothing : coordinator_.declaration(closing.bucket);

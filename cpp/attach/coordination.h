@@ -21,19 +21,19 @@ class Coordination {
   Coordination(hvd::Controller& controller, int size)
       : controller_(controller), size_(size), joined_(static_cast<std::size_t>(size), false), coordinator_(size) {}
 
-  // `for_all_ranks` says that this is the process set of all ranks.
+  // `for_all_ranks` says that this is the process set of all ranks. Only there the coordinator looks for deadlocks.
   void Begin(hvd::HorovodGlobalState& state, bool for_all_ranks);
   bool WantsCycle(Time now) const { return coordinator_.NextDeadline() <= now; }
   // Logs a warning if ranks wait long for rounds or flushes, because Horovod's stall inspector sees neither. Returns
   // true if a wait is so long that the job must end by the inspector's settings.
   bool WatchWaits(Time now);
 
-  // Takes our reports out of other ranks' messages, where Horovod would count them as requests. Returns true if a rank
-  // fails.
+  // Takes the reports out of the other ranks' request lists, because Horovod would take a report for the request of a
+  // tensor. Returns true if another rank has failed and asks for a shutdown.
   bool TakeReports(std::vector<hvd::RequestList>& ready, Time now);
-  // Records that a rank has failed. The other ranks will be told.
+  // Records that a rank has failed, and why. The next call of Decide returns a closing that tells all ranks.
   void NoteFailure(Rank rank, const std::string& failure);
-  // Returns the closings of this cycle. `own` is the report of this rank; if it is null, nothing is decided. `joined`
+  // Returns the closings of this cycle. `own` is the report of this rank. If `own` is null, no round closes. `joined`
   // says that this rank has joined.
   std::vector<Closing> Decide(const Report* own, bool joined, Time now);
   // Returns the requests of a closed round: one for each rank, even for a joined rank, because Horovod reads the device
@@ -43,15 +43,15 @@ class Coordination {
   void Add(std::vector<Closing> closings, std::vector<std::vector<hvd::Request>> rows,
            std::vector<std::string>& ready_to_reduce);
 
-  // Puts this cycle's decisions into the responses.
+  // Puts this cycle's closings, and which micro-batches ranks may begin, into the responses that go to all ranks.
   void Enclose(hvd::ResponseList& responses);
-  // Adds a response that says why this rank has failed. Returns false if such a response is there already.
+  // Adds a response that says why this rank has failed. Returns false if `responses` tells of a failed rank already.
   bool AddFailure(const std::string& failure, hvd::ResponseList& responses);
   void EndCycle() { closed_.clear(); }
 
   const Declaration& declaration(const std::string& bucket) const { return coordinator_.declaration(bucket); }
 
-  // What the coordinator has counted, by bucket. Any thread may ask for it.
+  // The coordinator's counts. The keys are the names of buckets. Any thread may ask for the counts.
   struct Statistics {
     std::map<std::string, Coordinator::Offsets> offsets;
     std::map<std::string, std::int64_t> unconnected_windows;
@@ -67,10 +67,10 @@ class Coordination {
   const int size_;
   hvd::HorovodGlobalState* state_ = nullptr;
   std::vector<bool> joined_;               // for each rank: true if it has joined
-  std::map<Rank, int> join_devices_;       // for each joined rank: the device of its zeros
-  std::string failures_;                   // which ranks have failed, and why; empty once all ranks are told
+  std::map<Rank, int> join_devices_;       // for each joined rank: the device of the zeros that it contributes
+  std::string failures_;                   // which ranks have failed, and why; empty once Decide has told it
   std::vector<Grants> grants_;             // which ranks may begin which micro-batches; empty if unchanged
-  std::map<std::string, Closing> closed_;  // the closings decided in this cycle, by their names in messages
+  std::map<std::string, Closing> closed_;  // the closings of this cycle, by the buckets' names in messages
   Time last_watch_{0};
   std::string warned_;
 

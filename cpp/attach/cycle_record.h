@@ -1,4 +1,4 @@
-// Records Horovod's cycles in one process set.
+// Writes to a rank's recording what Horovod's cycles do in one process set.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace horovod_partial::attach {
 
-// Used by the background thread only.
+// Used by Horovod's background thread only, so it has no lock.
 class CycleRecord {
  public:
   CycleRecord(hvd::Controller& controller, std::int32_t process_set_id, std::shared_ptr<recording::Recorder> recorder)
@@ -23,7 +23,7 @@ class CycleRecord {
   // if an operation other than an allreduce has ended meanwhile.
   void Handed(Time now);
   void Decided(const std::vector<Closing>& closings, const Coordination& coordination, Time now) const;
-  // Records that an allreduce has ended. `everyone` says that all ranks of the process set reduced together.
+  // Records that an allreduce has ended. `everyone`: all ranks of the process set reduced together, not in groups.
   void Reduced(const std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response, Time begin,
                bool everyone);
 
@@ -32,7 +32,7 @@ class CycleRecord {
   const std::int32_t process_set_id_;
   const std::shared_ptr<recording::Recorder> recorder_;
   std::int64_t sequence_ = 0;  // the number of the next allreduce, which is the same on all ranks
-  std::size_t known_ = 1;      // the entries counted so far in Horovod's table; one of ours is always there
+  std::size_t known_ = 1;      // how many rows of Horovod's tensor table were counted; one row is always ours
 };
 
 }  // namespace horovod_partial::attach

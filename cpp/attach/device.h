@@ -1,4 +1,4 @@
-// The memory and the streams of devices, by Horovod's numbers for devices. Only device.cc knows whether CUDA is there.
+// The memory and the streams of devices. Devices have Horovod's numbers. Only device.cc knows if this build has CUDA.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ Memory& MemoryOf(int device);
 // memory left or has failed, because the other ranks wait for these zeros.
 Memory& SpareMemoryOf(int device);
 
-// Returns the device of a rank that has no bucket on a GPU yet. Each local rank is assumed to have a GPU of its own.
+// Returns the device for the zeros of a rank that has no bucket on a GPU yet. Assumes one GPU for each local rank.
 int DefaultDevice(int local_rank);
 
 // Copies from a device to the host, and returns when the copy is done.
@@ -33,9 +33,9 @@ class Stream {
   // the stream. Copy, Zero, Record and Synchronize may throw std::runtime_error.
   virtual void Copy(void* target, const void* source, std::size_t bytes) const = 0;
   virtual void Zero(void* data, std::size_t bytes) const = 0;
-  // Returns an event that comes when all work that is queued now is done. Returns null on the host.
+  // Returns an event that comes when all work that is queued on the stream now is done. Returns null on the host.
   virtual std::shared_ptr<ReadyEvent> Record() const = 0;
-  // Blocks until all work that is queued now is done.
+  // Blocks until all work that is queued on the stream now is done.
   virtual void Synchronize() const = 0;
 };
 

@@ -11,7 +11,7 @@
 
 namespace horovod_partial::attach {
 
-// Returns an entry without elements.
+// Returns a row for Horovod's tensor table, with a tensor that has no elements.
 hvd::TensorTableEntry Entries::Make(const std::string& bucket, Memory& memory) const {
   hvd::TensorTableEntry entry;
   entry.tensor_name = WireName(bucket);
@@ -24,7 +24,7 @@ hvd::TensorTableEntry Entries::Make(const std::string& bucket, Memory& memory) c
   return entry;
 }
 
-// Adds an entry to Horovod's table. Returns false if the table has an entry of this name already.
+// Adds a tensor to Horovod's tensor table. Returns false if the table has a tensor of this name already.
 bool Entries::Insert(hvd::TensorTableEntry entry) {
   auto& queue = QueueAccess::Of(controller_);
   std::lock_guard<std::mutex> lock(queue.mutex_);
@@ -71,8 +71,8 @@ void Entries::AddZeros(const std::string& bucket, hvd::DataType type, std::int64
     std::lock_guard<std::mutex> lock(queue.mutex_);
     if (queue.tensor_table_.count(WireName(bucket)) > 0) return;
   }
-  // The device is known for a bucket that has failed on this rank. For a bucket that this rank has never used, `device`
-  // tells whether the bucket lies on a GPU, but not on which GPU of this rank.
+  // Chooses the device of the zeros. It is known for a bucket that has failed on this rank. For a bucket that this rank
+  // has never used, `device` tells whether the bucket lies on a GPU, but not on which GPU of this rank.
   if (const auto config = Engine::ConfigOf(engine_.Find(bucket))) {
     device = config->memory->device();
   } else if (device != CPU_DEVICE_ID) {

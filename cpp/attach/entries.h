@@ -1,4 +1,4 @@
-// Our entries in Horovod's table of tensors. They are like the entries of hvd.allreduce, but have no request.
+// Puts buckets' tensors into Horovod's tensor table, as hvd.allreduce does with its tensors, but queues no requests.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +17,18 @@ class Entries {
   Entries(hvd::Controller& controller, std::int32_t process_set_id, const Engine& engine)
       : controller_(controller), process_set_id_(process_set_id), engine_(engine) {}
 
-  // Adds the entry of a round. When the reduction has ended, `finished` is called with its error, or an empty text.
-  // Throws std::logic_error if the bucket has an entry.
+  // Adds this rank's part of a round to Horovod's tensor table. After the reduction `finished` is called with its error
+  // or an empty text (not if this rank takes no part). Throws std::logic_error if the table already has the bucket.
   void Add(const std::string& bucket, const BucketConfig& config, const Bucket::Entry& entry,
            std::function<void(const std::string& error)> finished);
-  // Adds an entry with zeros, unless the bucket has an entry. Nobody reads its result. It lets this rank take part
-  // where the engine has made no entry: in a bucket that was first used while this rank had joined, that has failed on
-  // this rank, or that is refused. Throws EngineError if there is no memory for the zeros.
+  // Adds zeros for a bucket to Horovod's tensor table, unless the table already has the bucket. So this rank takes part
+  // in a round without a contribution: the bucket has failed on this rank or is refused, or other ranks began to use it
+  // while this rank had joined. Nobody reads the result. Throws EngineError if there is no memory for the zeros.
   void AddZeros(const std::string& bucket, hvd::DataType type, std::int64_t elements, int device);
-  // Adds zeros for each bucket in `responses` that has no entry, because Horovod needs an entry for each tensor.
+  // Adds zeros for each bucket in `responses` that Horovod's tensor table lacks, because Horovod looks up each of them.
   void AddWhatIsMissing(const hvd::ResponseList& responses);
-  // Adds an entry that is never reduced. When Horovod shuts down, it calls the callbacks of all entries, so it calls
-  // `shut_down`. Horovod holds the lock of its queue meanwhile.
+  // Adds a tensor that is never reduced. So this rank learns of Horovod's shutdown: Horovod then calls the callback of
+  // each tensor in its table, and so calls `shut_down`. During these calls Horovod holds the lock of its tensor queue.
   void AddForShutdown(std::function<void(const std::string& reason)> shut_down);
 
  private:

@@ -6,10 +6,10 @@ namespace horovod_partial::attach {
 namespace {
 
 const std::string kPrefix = "horovod_partial/";
-// The beginning of the name of a request that carries a report. A bucket's name in messages begins with kPrefix.
+// The name of a request that holds a report begins with kReport. A bucket's name in messages begins with kPrefix.
 const std::string kReport = "horovod_partial\n";
-const std::string kAgreement = "allreduce.horovod_partial.agreement.";  // like the names of PyTorch's allreduces
-// The name of the response that carries decisions about micro-batches. No bucket has this name.
+const std::string kAgreement = "allreduce.horovod_partial.agreement.";  // begins as names of PyTorch's allreduces do
+// The name of the response that says which micro-batches ranks may begin. No bucket has this name.
 constexpr const char* kGrants = "horovod_partial.grants";
 
 bool StartsWith(const std::string& text, const std::string& prefix) {

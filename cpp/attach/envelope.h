@@ -13,16 +13,16 @@ namespace horovod_partial::attach {
 // Returns the name that a bucket has in Horovod's messages and timeline: a prefix, then the name of the bucket.
 std::string WireName(const std::string& bucket);
 bool IsOurs(const std::string& wire_name);
-bool IsOurs(const hvd::Response& response);  // looks at one tensor: Horovod fuses our tensors only with each other
+bool IsOurs(const hvd::Response& response);  // checks one tensor: Horovod fuses buckets only with buckets
 bool HasOurs(const hvd::ResponseList& responses);
 std::string BucketName(const std::string& wire_name);
 
-// Names of ordinary allreduces by which the ranks agree on something outside the training, such as the handshake.
+// Returns the name of an ordinary allreduce that is no part of the training, for example the one of the handshake.
 std::string AgreementName(const std::string& about);
 bool IsAgreement(const std::string& name);
 
-// The reduce_op of our reductions in messages between ranks. No reduction of Horovod's own has it, so Horovod fuses our
-// tensors only with each other.
+// Returns the reduce_op that messages between ranks name for a bucket's reduction. No reduction of Horovod's own has
+// it, so Horovod fuses buckets only with buckets.
 hvd::ReduceOp TravellingSum();
 
 // A report travels in an additional request, which the coordinator takes out before Horovod counts the requests.
@@ -30,8 +30,8 @@ hvd::Request Enclose(const Report& report, Rank rank);
 bool IsReport(const hvd::Request& request);
 std::optional<Report> Open(const hvd::Request& request);
 
-// Closings are appended to the list of devices of a response, in the order of its tensors. Horovod caches a response
-// only if the list has one device for each rank, so it never caches ours. A cached round would wait for all ranks.
+// Appends closings to a response's list of devices, in the order of the response's tensors. Horovod caches a response
+// only if the list has one device for each rank. So it does not cache this one: a cached round would need all ranks.
 void Enclose(const std::vector<Closing>& closings, hvd::Response& response);
 std::vector<Closing> Open(const hvd::Response& response, int size);
 
@@ -40,8 +40,8 @@ std::vector<Closing> Open(const hvd::Response& response, int size);
 hvd::Response Enclosed(const std::vector<Grants>& grants);
 std::vector<Grants> TakeGrants(hvd::ResponseList& responses);
 
-// Turns our responses into ordinary sums, which Horovod then executes. The list of devices keeps one element more than
-// there are ranks, so Horovod does not cache the response. Horovod also looks up NCCL's communicator by this list.
+// Turns the responses of buckets into ordinary sums, so that Horovod can execute them. The list of devices keeps one
+// element more than there are ranks, so Horovod caches no such response. Horovod also finds NCCL's communicator by it.
 void Unwrap(hvd::ResponseList& responses, int size);
 
 }  // namespace horovod_partial::attach

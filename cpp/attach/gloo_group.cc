@@ -10,7 +10,7 @@
 namespace horovod_partial::attach {
 namespace {
 
-// Wraps a Gloo buffer of all ranks. Translates between ranks in a group and ranks in the context of all ranks.
+// Wraps a buffer of the Gloo context of all ranks. Translates between ranks in a group and ranks in that context.
 class GroupBuffer final : public gloo::transport::UnboundBuffer {
  public:
   GroupBuffer(std::unique_ptr<UnboundBuffer> buffer, const Members& members)

@@ -10,7 +10,7 @@ namespace horovod_partial::attach {
 #if HAVE_NCCL
 namespace {
 
-// Ends the lists under which Horovod keeps the NCCL communicators of groups. No list of devices ends so.
+// The last element of each list under which Horovod keeps a group's NCCL communicator. No list of devices has it.
 constexpr std::int32_t kGroupKey = -2;
 
 }  // namespace
@@ -44,7 +44,7 @@ hvd::Status GroupCommunicators::Execute(const std::vector<Closing>& closings,
       status = ReduceInGroup(members, entries, response, carrier, operation, reduce);
     } else {
 #if HAVE_GPU
-      // Horovod takes its NCCL streams in turn, and all ranks must be at the same one in the next reduction.
+      // NCCL does not reduce here. Go to Horovod's next NCCL stream, because all ranks must be at the same one.
       if (response.devices()[0] != CPU_DEVICE_ID)
         state_.current_nccl_stream = (state_.current_nccl_stream + 1) % state_.num_nccl_streams;
 #endif
@@ -71,7 +71,7 @@ hvd::Status GroupCommunicators::ReduceInGroup(const Members& members,
 #endif
 #if HAVE_NCCL
   if (carrier == Carrier::kNccl) {
-    hvd::Response mine = response;  // a copy whose devices are Horovod's key for NCCL's communicator
+    hvd::Response mine = response;  // a copy: Horovod finds NCCL's communicator by its devices
     std::vector<std::int32_t> devices = members;
     for (const Rank member : members) devices.push_back(response.devices()[static_cast<std::size_t>(member)]);
     devices.push_back(kGroupKey);
@@ -83,7 +83,7 @@ hvd::Status GroupCommunicators::ReduceInGroup(const Members& members,
   return reduce(response);
 }
 
-// The reduction of a group that consists of this rank: only the scaling is left of it.
+// Reduces in a group that has this rank only: copies each input to its output, and scales it.
 void GroupCommunicators::ReduceAlone(const std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response) {
   const double factor = response.prescale_factor() * response.postscale_factor();
   for (const auto& entry : entries) {
@@ -107,8 +107,8 @@ void GroupCommunicators::Use(const Partition& partition, Carrier carrier) {
       const auto it = made_.find(evicted);
       if (it == made_.end()) continue;
 #if HAVE_MPI
-      // All members of a communicator must call MPI_Comm_free, and they all do so at the same response. (MPI frees the
-      // communicators that are left at the end of the program.)
+      // All members of a communicator must call MPI_Comm_free, and they all do so at the same response. (When the
+      // program ends, MPI frees the communicators that still exist.)
       if (it->second.mpi != MPI_COMM_NULL) MPI_Comm_free(&it->second.mpi);
 #endif
       made_.erase(it);
@@ -126,7 +126,7 @@ GroupCommunicators::Communicator GroupCommunicators::Make(const Members& members
   Communicator made;
 #if HAVE_MPI
   if (carrier == Carrier::kMpi) {
-    constexpr int kTag = 0;  // a tag for the messages that make a communicator; a group makes one at a time
+    constexpr int kTag = 0;  // one tag is enough, because a group makes one communicator at a time
     MPI_Group all = MPI_GROUP_NULL;
     MPI_Group some = MPI_GROUP_NULL;
     MPI_Comm_group(process_set_.mpi_context.mpi_comm, &all);

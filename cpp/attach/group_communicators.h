@@ -15,10 +15,10 @@
 
 namespace horovod_partial::attach {
 
-// The library that carries a reduction.
+// The communication library that reduces the data.
 enum class Carrier { kMpi, kGloo, kNccl };
 
-// Executes a response by Horovod's own function.
+// A function that executes a response as Horovod would without us.
 using Reduce = std::function<hvd::Status(const hvd::Response&)>;
 
 // The communicators of a process set's groups. Groups are no process sets of Horovod, because all ranks must meet to
@@ -26,7 +26,7 @@ using Reduce = std::function<hvd::Status(const hvd::Response&)>;
 // communicator from the process set. So while an operation runs for a group, the process set holds the communicator of
 // the group. Used by the background thread only.
 class GroupCommunicators {
-  // The communicators of a group. A communicator is null if its library carries no reduction of the group.
+  // The communicator of a group. One member is set, for MPI or for Gloo. The other member is null.
   struct Communicator {
 #if HAVE_MPI
     MPI_Comm mpi = MPI_COMM_NULL;
@@ -42,23 +42,23 @@ class GroupCommunicators {
   GroupCommunicators(hvd::HorovodGlobalState& state, hvd::ProcessSet& process_set, Rank rank, int size)
       : state_(state), process_set_(process_set), rank_(rank), size_(size), cache_(size, kCapacity) {}
 
-  // Returns the operation of Horovod that does not work with groups under the present settings, and the setting that
-  // turns it off. The text is empty if groups work.
+  // Says which operation of Horovod does not work with groups under the present settings, and which setting turns it
+  // off. Returns an empty text if groups work.
   static std::string Refusal(hvd::HorovodGlobalState& state);
 
-  // Executes a response in this rank's group, if the rounds in `closings` have groups. Also makes communicators that
+  // Executes a response, in this rank's group if the rounds in `closings` have groups. Also makes communicators that
   // later rounds need. `operation` is Horovod's operation, and `reduce` executes a response with it.
   hvd::Status Execute(const std::vector<Closing>& closings, const std::vector<hvd::TensorTableEntry>& entries,
                       const hvd::Response& response, Carrier carrier, hvd::AllreduceOp& operation,
                       const Reduce& reduce);
 
   int made() const { return made_count_; }
-  std::chrono::nanoseconds setup() const { return setup_; }  // how long making the communicators took in all
+  std::chrono::nanoseconds setup() const { return setup_; }  // the total time of making communicators
 
  private:
-  // Makes the communicator of this rank's group in `partition`, a division of the ranks into groups, unless there is
-  // one. Frees communicators that the cache evicts. Every rank calls this in the order of the responses, so the caches
-  // of all ranks are equal. Throws if MPI or Gloo fails.
+  // Makes the communicator of this rank's group, unless it exists. `partition` is a division of the ranks into groups.
+  // Frees the communicators of groups that the cache evicts. Every rank calls this in the order of the responses, so
+  // all ranks evict the same groups. Throws if MPI or Gloo fails.
   void Use(const Partition& partition, Carrier carrier);
 
   hvd::Status ReduceInGroup(const Members& members, const std::vector<hvd::TensorTableEntry>& entries,
@@ -66,8 +66,8 @@ class GroupCommunicators {
                             const Reduce& reduce);
   static void ReduceAlone(const std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response);
   Communicator Make(const Members& members, Carrier carrier) const;
-  // Returns the library in which Make makes a communicator. For NCCL it is MPI or Gloo, whichever Horovod's controller
-  // uses, because MakeNcclGroup needs this communicator to set up NCCL's.
+  // Returns MPI or Gloo: the library with which Make makes a communicator. For NCCL it is the one that Horovod's
+  // controller uses, because MakeNcclGroup needs that communicator to set up NCCL's.
   Carrier HostCarrier(Carrier carrier) const;
 
   hvd::HorovodGlobalState& state_;

@@ -15,15 +15,15 @@
 namespace horovod_partial::attach {
 namespace {
 
-// One thread at a time shakes hands. It may take the interpreter's lock meanwhile, so a thread that waits for this
-// mutex must not hold the interpreter's lock.
+// Lets one thread at a time run the handshake. That thread may take the lock of Python's interpreter, so a thread that
+// waits for this mutex must not hold the interpreter's lock.
 std::timed_mutex handshake_mutex;
 
-// Raise this number when the messages between ranks change, except for the fields of a policy: Fingerprint sees those.
+// Raise this number when messages between ranks change. If only Declaration changes, Fingerprint changes by itself.
 constexpr std::int64_t kMessages = 8;
 
-// Returns a number for the format of our messages. It must be the same on all ranks, and the handshake adds it up to
-// check that.
+// Returns a number for the format of our messages. The handshake checks that all ranks have the same number, by a sum
+// over the ranks.
 std::int64_t Fingerprint() { return kMessages + (std::int64_t{Format::Of<Declaration>()} << 8); }
 
 std::int64_t UnixMilliseconds() {
@@ -31,9 +31,9 @@ std::int64_t UnixMilliseconds() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
 }
 
-constexpr auto kPollInterval = std::chrono::milliseconds(100);  // between two checks for Ctrl-C in a wait
+constexpr auto kPollInterval = std::chrono::milliseconds(100);  // how often a wait checks for Ctrl-C
 
-// The numbers that a handshake adds up over all ranks.
+// The indices of the numbers that a handshake adds up over all ranks.
 enum : std::size_t { kRanks, kFingerprints, kMilliseconds };
 
 bool Agree(const std::int64_t* sums) { return sums[kFingerprints] == sums[kRanks] * Fingerprint(); }
@@ -111,7 +111,7 @@ std::shared_ptr<Session> Introduce(Attached& attached) {
   if (!missing.empty())
     throw AttachError("the hooks " + missing + " did not run on rank " + std::to_string(global->engine().rank()) +
                       "; is another plugin attached to this Horovod?");
-  global->recorder()->SetRun(sums[kMilliseconds] / sums[kRanks]);  // the mean of all ranks' clocks
+  global->recorder()->SetRun(sums[kMilliseconds] / sums[kRanks]);  // the run's number: the mean of all clocks
   std::atomic_store(&attached.recorder, global->recorder());
   global->handshaken = true;
   return global;

@@ -14,16 +14,16 @@
 namespace horovod_partial::attach {
 namespace {
 
-// The functions that the hooks have replaced, by virtual table and hook. Two Horovod libraries in one process mostly
-// share the tables of the library that was loaded first. If each has its own tables, the hooks are in both.
-std::mutex originals_mutex;  // guards the map below; no other lock is taken while it is held
+// The functions of Horovod that hooks have replaced, by virtual table and hook. Two Horovod libraries in one process
+// mostly share the tables of the library that was loaded first. If each has tables of its own, the hooks are in both.
+std::mutex originals_mutex;  // guards the map in Originals; no lock is taken while it is held
 std::map<std::pair<const void*, const void*>, void*>& Originals() {
-  // The map is never destroyed, because Horovod's thread may outlive main.
+  // The map of replaced functions is never destroyed, because Horovod's thread may outlive main.
   static auto* originals = new std::map<std::pair<const void*, const void*>, void*>;
   return *originals;
 }
 
-// Returns the function that this hook has replaced for the object's class.
+// Returns the function of Horovod that `hook` has replaced in the class of `object`.
 template <class Function, class Object>
 Function* OriginalOf(Function* hook, const Object* object) {
   const void* table = *reinterpret_cast<const void* const*>(object);
@@ -88,7 +88,7 @@ hvd::Status Execute(hvd::AllreduceOp* operation, std::vector<hvd::TensorTableEnt
   hvd::HorovodGlobalState& state = *static_cast<AllreduceAccess*>(operation)->global_state_;
   const auto session = SessionsOfProcess().Find(*state.process_set_table.Get(entries[0].process_set_id).controller);
   constexpr bool kBreaks = carrier == Carrier::kGloo;
-  if (session != nullptr) session->EndIfBroken();  // if it throws, Horovod fails these entries
+  if (session != nullptr) session->EndIfBroken();  // if this throws, Horovod reports an error for the tensors
   try {
     const bool knows = session != nullptr && session->ready();
     hvd::Status status = knows ? session->Execute(*operation, entries, response, carrier, reduce) : reduce(response);
@@ -96,15 +96,15 @@ hvd::Status Execute(hvd::AllreduceOp* operation, std::vector<hvd::TensorTableEnt
       if (auto* handshake = dynamic_cast<HandshakeContext*>(entry.context.get()); handshake != nullptr && status.ok())
         handshake->Ended(state, static_cast<const std::int64_t*>(entry.output->data()));
     return status;
-  } catch (const std::runtime_error& error) {  // an error of Gloo; bad input is a std::logic_error
+  } catch (const std::runtime_error& error) {  // such as an error of Gloo; bad input is a std::logic_error
     if (kBreaks && session != nullptr) session->Break(error.what());
     throw;
   }
 }
 
-// --- Slots
+// --- Slots of virtual tables, which the hooks fill
 
-// The mangled names of functions with strings depend on the string ABI of the framework.
+// The mangled name of a function that takes std::string depends on the string ABI of the framework.
 #if _GLIBCXX_USE_CXX11_ABI
 constexpr char kRecvReadyTensors[] =
     "16RecvReadyTensorsERSt6vectorINSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEESaIS8_EE"
@@ -156,14 +156,14 @@ void InstallHooks(const Library& library) {
   PrepareOperation<Carrier::kMpi>(prepared, library, "MPIAllreduce");
 #endif
 #if HAVE_NCCL
-  PrepareOperation<Carrier::kNccl>(prepared, library, "NCCLAllreduce");  // NCCL only carries data: it has no controller
+  PrepareOperation<Carrier::kNccl>(prepared, library, "NCCLAllreduce");  // Horovod has no controller for NCCL
 #endif
   for (const auto& [slot, hook] : prepared) slot.MakeWritable();
   {
     std::lock_guard<std::mutex> lock(originals_mutex);
     for (const auto& [slot, hook] : prepared) Originals()[{slot.table(), hook}] = slot.original();
   }
-  for (const auto& [slot, hook] : prepared) slot.Set(hook);  // no slot has changed before this, and nothing fails now
+  for (const auto& [slot, hook] : prepared) slot.Set(hook);  // changes the tables, after all that can fail
   for (const auto& [slot, hook] : prepared) slot.Seal();
 }
 

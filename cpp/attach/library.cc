@@ -77,7 +77,7 @@ Slot::Slot(const Library& library, const std::string& class_name, const std::str
   constexpr std::size_t kFirstFunction = 2;  // functions come after the object's offset and its type information
   void** table = library.VirtualTable(class_name);
   table_ = table + kFirstFunction;
-  // The virtual table may belong to another library. In that case it holds the function of that library.
+  // The virtual table may lie in another library, and then holds that library's function. So look up `method` there.
   Dl_info owner;
   void* symbol = nullptr;  // the symbol of the table, which tells how long the table is
   if (dladdr1(table, &owner, &symbol, RTLD_DL_SYMENT) == 0 || owner.dli_fname == nullptr || symbol == nullptr)

@@ -38,9 +38,9 @@ class Slot {
   Slot(const Library& library, const std::string& class_name, const std::string& method, const void* hook);
 
   void* original() const { return original_; }
-  const void* table() const { return table_; }  // the address of the table that objects of the class hold
-  // Virtual tables lie in memory that is read-only after loading (RELRO), and one page holds many slots. So first make
-  // all slots writable, which may throw AttachError, then set all slots, then seal them.
+  const void* table() const { return table_; }  // the address of the table, as it stands in objects of the class
+  // Virtual tables lie in memory that is read-only after loading (RELRO), and one page holds many slots. So first call
+  // MakeWritable for all slots, then Set for all, then Seal for all. Only MakeWritable may throw (AttachError).
   void MakeWritable() const;
   void Set(void* function) const;
   void Seal() const;

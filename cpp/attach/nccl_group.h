@@ -10,13 +10,13 @@
 #if HAVE_NCCL
 namespace horovod_partial::attach {
 
-// Makes NCCL's communicator for a group that includes this rank, unless there is one. Horovod keeps it under `devices`,
-// and `operation`, Horovod's NCCL operation, finds it by the device list of a response. During the call the process set
-// must hold the group's MPI or Gloo communicator, because NCCL's id is sent over it. Background thread only.
+// Makes NCCL's communicator for a group that includes this rank, unless it exists. Horovod keeps it under `devices`.
+// `operation`, Horovod's NCCL operation, finds it if a response has this list of devices. During the call the process
+// set must hold the group's MPI or Gloo communicator, because NCCL's id is sent over it. Background thread only.
 //
-// Horovod's InitNCCLComm makes the communicator. It asks the controller for this rank's number and for the number of
-// ranks. Other threads ask the controller for the same, in hvd.rank() and hvd.size(). So InitNCCLComm is told to make a
-// communicator across hosts. Meanwhile only hvd.cross_rank() and hvd.cross_size() return the numbers of the group.
+// Horovod's InitNCCLComm makes the communicator. It asks the controller for a rank and a size, and here these must be
+// those within the group. hvd.rank() and hvd.size() in other threads ask the controller too, and must not change. So
+// InitNCCLComm makes a communicator "across hosts". Meanwhile only hvd.cross_rank() and hvd.cross_size() are wrong.
 void MakeNcclGroup(hvd::AllreduceOp& operation, hvd::ProcessSet& process_set, Rank rank, const Members& members,
                    const std::vector<hvd::TensorTableEntry>& entries, const std::vector<std::int32_t>& devices);
 

@@ -1,4 +1,4 @@
-// Finds collectives of Horovod's own that are outstanding.
+// Finds Horovod's own collectives that have not ended, because this rank may wait for one.
 #pragma once
 
 #include <atomic>
@@ -12,28 +12,28 @@
 
 namespace horovod_partial::attach {
 
-// Finds outstanding collectives of one process set. Any thread may ask, so a wait can be seen even while another rank
-// holds up the background thread. It does not wait for the lock of Horovod's queue, because Horovod holds that while it
-// runs callbacks. If another thread has the lock, Find returns its last answer again.
+// Finds Horovod's own collectives that are outstanding in one process set. Any thread may ask, so a wait is seen even
+// while another rank holds up the background thread. Find does not block on the lock of Horovod's tensor queue, because
+// Horovod holds that lock while it runs callbacks. If the lock is taken, Find returns its last answer again.
 class Outstanding {
  public:
   explicit Outstanding(hvd::Controller& controller) : queue_(QueueAccess::Of(controller)) {}
 
-  // Returns the name of an outstanding collective of Horovod's own, or an empty text. While that collective is
-  // outstanding, the name stays the same. A join comes before all other collectives. Any thread may call this.
+  // Returns the name of an outstanding collective of Horovod's own, or an empty text. The answer stays the same until
+  // that collective has ended, or a join begins. Any thread may call this.
   std::string Find();
-  // Called before Horovod destroys the queue, which is not used afterwards. The caller may hold the queue's lock.
+  // Must be called before Horovod destroys its tensor queue. Afterwards it is not used. The caller may hold its lock.
   void Leave();
 
  private:
   QueueAccess& queue_;
-  std::mutex mutex_;  // guards the members below; while it is held and `left_` is false, the queue exists
+  std::mutex mutex_;  // guards left_ and found_; while it is held and left_ is false, Horovod's queue exists
   bool left_ = false;
   std::string found_;
 };
 
-// Notes since when a collective of Horovod's own has been outstanding: if for long, this rank is out of training.
-// Watches one such collective at a time, in any process set.
+// Measures how long a collective of Horovod's own has been outstanding: after a while this rank is out of training.
+// Watches one collective, in any process set. When that one has ended, watches another.
 class OutstandingWatch {
  public:
   // Returns since when the watched collective has been outstanding, or kNever. The background thread must call this in
@@ -45,7 +45,7 @@ class OutstandingWatch {
 
  private:
   std::string name_;                       // the name of the watched collective; empty if none is watched
-  std::weak_ptr<hvd::OpContext> context_;  // the context of the watched collective; a barrier has none
+  std::weak_ptr<hvd::OpContext> context_;  // tells the collective from a later one of its name; a barrier has none
   Time since_ = kNever;
   std::atomic<std::uint64_t> changes_{0};
 };

@@ -19,7 +19,7 @@ constexpr Time kShortCycle = std::chrono::microseconds(100);
 constexpr int kShortCycles = 20;
 
 std::function<void()>& InterruptFunction() {
-  static auto* function = new std::function<void()>;  // never freed, because waits may outlive static objects
+  static auto* function = new std::function<void()>;  // the function is never freed: a wait may outlive static objects
   return *function;
 }
 
@@ -62,8 +62,8 @@ void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_
   WatchForShutdown();
 }
 
-// Makes a thread close the buckets when Horovod shuts down. Horovod's callback must not close them itself, because it
-// comes with the queue locked.
+// Makes a thread close the buckets when Horovod shuts down. The callback must not close them itself, because Horovod
+// calls it with its tensor queue locked.
 void Session::WatchForShutdown() {
   entries_->AddForShutdown([session = weak_from_this()](const std::string& reason) {
     const auto self = session.lock();
@@ -132,7 +132,7 @@ void Session::Tick(std::vector<long long>& status_bits) {
     }
     if (cycle) status_bits[0] &= ~kUncachedInQueue;
   });
-  // The last cycle must negotiate, because its messages tell the other ranks why the job ends.
+  // A failed rank makes this cycle negotiate, because only then messages tell the other ranks why the job ends.
   if (failed_) status_bits[0] &= ~(kUncachedInQueue | kShouldShutDown);
 }
 
@@ -184,7 +184,7 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
     if (!fails) own = engine_.BuildReport(now, ForeignSince(now), joined);
     std::vector<Closing> closings = coordination_->Decide(own ? &*own : nullptr, joined, now);
     record_->Decided(closings, *coordination_, now);
-    // On rank 0 the round begins before the responses are known, because Horovod looks entries up when it fuses
+    // On rank 0 a round begins before Horovod makes the responses, because Horovod looks up the tensors when it fuses
     // responses.
     engine_.Begin(closings, joined);
     std::vector<std::vector<hvd::Request>> rows;
@@ -218,7 +218,7 @@ void Session::AfterSendFinal(hvd::ResponseList& responses) {
   if (!HasOurs(responses)) return;
   Guard("SendFinalTensors", [&] {
     const std::vector<Grants> grants = TakeGrants(responses);
-    OpenAll(responses);  // only notes the groups, because rank 0 has begun these rounds already
+    OpenAll(responses);  // keeps the groups; the result is not used: rank 0 has begun these rounds
     engine_.Hear(grants);
   });
   coordination_->EndCycle();
@@ -272,7 +272,7 @@ std::vector<Closing> Session::OpenAll(const hvd::ResponseList& responses) {
 hvd::Status Session::Execute(hvd::AllreduceOp& operation, std::vector<hvd::TensorTableEntry>& entries,
                              const hvd::Response& response, Carrier carrier, const Reduce& reduce) {
   const Time begin = Now();
-  std::vector<Closing> closings;  // the closings of this response that have groups, now or in later rounds
+  std::vector<Closing> closings;  // the closings in this response that name groups, for this or later rounds
   if (IsOurs(response))
     for (const auto& name : response.tensor_names())
       if (auto noted = grouped_.extract(name)) closings.push_back(std::move(noted.mapped()));

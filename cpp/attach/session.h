@@ -1,4 +1,4 @@
-// One process set of one generation of Horovod: its engine and, on rank 0, its coordinator.
+// A session: what this rank keeps for one process set from `init` to `shutdown`, on rank 0 with the coordinator.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@
 
 namespace horovod_partial::attach {
 
-// The hooks that carry messages. A handshake before the first round proves that these hooks run.
+// The hooks that send or receive messages, as bits of a set. The handshake checks that they have run.
 enum Hook : unsigned {
   kSendReadyTensors = 1,
   kRecvReadyTensors = 2,
@@ -31,8 +31,8 @@ enum Hook : unsigned {
 
 const std::shared_ptr<PossibleArrivals>& PossibleArrivalsOfProcess();
 
-// A session begins when Horovod initialises a controller. It ends when another controller takes its place, or when
-// Horovod shuts down. Hooks and Place run on Horovod's thread; Alive and Interrupt run on the application's threads.
+// A session begins when Horovod initialises the controller of a process set. It ends when Horovod shuts down, or is
+// initialised anew. Hooks and Place run on Horovod's thread; Alive and Interrupt run on the application's threads.
 class Session final : public Collectives, public std::enable_shared_from_this<Session> {
  public:
   Session(hvd::Controller& controller, const Engine::Thresholds& thresholds);
@@ -40,21 +40,21 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   Engine& engine() { return engine_; }
   const Engine& engine() const { return engine_; }
 
-  // Called when Horovod has been initialised anew: ends every wait, and accepts nothing more.
+  // Called when Horovod has been initialised anew. Every wait in this session fails, and nothing new is accepted.
   void Retire();
-  // Gives the session Horovod's state, and the recorder of this generation. Before this call the hooks do nothing, and
-  // nothing can be submitted.
+  // Gives the session Horovod's state, and the recorder of this generation. Before this call the hooks only call
+  // Horovod's functions, and ranks cannot contribute.
   void SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_id,
                 std::shared_ptr<recording::Recorder> recorder, bool waits_are_told);
   // The recorder that all process sets of the generation share; null before SetState.
   const std::shared_ptr<recording::Recorder>& recorder() const { return recorder_; }
   bool ready() const { return state_ != nullptr; }
 
-  // --- Called by any thread, once the session is ready, for heartbeats
-  // The members of the process set, by their ranks in the job; empty if all ranks are members.
+  // --- Functions for heartbeats. Any thread may call them once the session is ready
+  // The members of the process set: their ranks in the whole job. Empty if all ranks are members.
   const std::vector<Rank>& members() const { return members_; }
-  // These return the name of an outstanding collective of Horovod's own, or an empty text; how often the collective
-  // that this rank waits for, in any process set, has changed; and a number that grows in each cycle of Horovod.
+  // FindForeign: the name of an outstanding collective of Horovod's own, or an empty text. foreign_changes: how often
+  // the collective for which this rank waits has changed, in any process set. cycles: a number that each cycle raises.
   std::string FindForeign() { return outstanding_.Find(); }
   std::uint64_t foreign_changes() const { return foreign_.changes(); }
   std::uint64_t cycles() const { return cycles_; }
@@ -65,23 +65,23 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   // Returns what rank 0's coordinator has counted; empty on other ranks.
   Coordination::Statistics StatisticsOfCoordinator() const;
 
-  // --- Called by the background thread, in the order of a cycle
+  // --- The hooks call these functions on Horovod's background thread, in the order of a cycle
   void Tick(std::vector<long long>& status_bits);
-  // `status_bits` are the status bits of a cycle, combined over all ranks, so they are the same on every rank.
+  // `status_bits`: the status bits of Horovod's cache coordinator, combined over all ranks: every rank has the same.
   void AfterTick(const std::vector<long long>& status_bits);
   void BeforeSendReady(hvd::RequestList& requests);
   void AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vector<hvd::RequestList>& ready);
   void BeforeSendFinal(hvd::ResponseList& responses);
   void AfterSendFinal(hvd::ResponseList& responses);
   void AfterRecvFinal(hvd::ResponseList& responses);
-  // Executes a response. `operation` is Horovod's operation, and `reduce` is its function that executes a response. A
-  // round of a bucket with groups is reduced in this rank's group.
+  // Executes a response. `operation` is Horovod's operation, and `reduce` executes a response with it. A round that has
+  // groups is reduced in this rank's group.
   hvd::Status Execute(hvd::AllreduceOp& operation, std::vector<hvd::TensorTableEntry>& entries,
                       const hvd::Response& response, Carrier carrier, const Reduce& reduce);
-  // Called when a reduction over Gloo has failed halfway, so that peers may still send data of it. If Horovod began its
-  // next cycle on the same connections, Gloo would meet this data and end the process. So the rest of this cycle is not
-  // reduced, and the next hook ends Horovod's loop before it communicates: EndIfBroken throws the only exception that
-  // leaves a hook. Then the connections close, and all ranks learn of the failure.
+  // Called when a reduction over Gloo has failed halfway. Other ranks may still send data of it. If Horovod began its
+  // next cycle on the same connections, Gloo would meet this data and end the process. So this cycle reduces nothing
+  // more, and the next hook ends Horovod's loop before it communicates, by the exception of EndIfBroken. Then the
+  // connections close, and all ranks learn of the failure.
   void Break(const std::string& error) { broken_ = error; }
   void EndIfBroken() const;
 
@@ -90,7 +90,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
              const Bucket::Entry& entry) override;
   bool Alive() const override;
   void Interrupt() const override { CheckInterrupt(); }
-  // Sets the function that Interrupt calls. To be called once, before anything waits.
+  // Sets the function that Interrupt calls. Must be called once, before any thread waits.
   static void SetInterrupt(std::function<void()> interrupt);
   static void CheckInterrupt();  // called while a thread waits; may throw to end the wait, for Ctrl-C
   bool ControllerIsGone() const { return alive_.expired(); }
@@ -108,7 +108,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   const Rank rank_;
   const int size_;
   std::atomic<hvd::HorovodGlobalState*> state_{nullptr};
-  // The members from here to `process_set_` are written once, before `state_` is set.
+  // `process_set_id_`, `recorder_`, `members_` and `process_set_` are written once, before `state_` is set.
   std::int32_t process_set_id_ = 0;
   std::shared_ptr<recording::Recorder> recorder_;
   std::vector<Rank> members_;
@@ -117,17 +117,17 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   Outstanding outstanding_;
   OutstandingWatch foreign_;
   std::atomic<std::uint64_t> cycles_{0};
-  std::atomic<bool> failed_{false};  // a hook has failed, or a stall ends the job: this rank asks for a shutdown
+  std::atomic<bool> failed_{false};  // true if this rank asks for a shutdown: a hook failed, or a stall lasts too long
 
-  // The members below are used by the background thread only.
-  std::string broken_;                      // why no further reduction is possible; empty while all is well
+  // --- Members that only Horovod's background thread uses
+  std::string broken_;                      // the error after which nothing can be reduced; empty without one
   std::string failure_;                     // the error of a hook, which is sent to the other ranks
-  std::map<std::string, Closing> grouped_;  // closings with groups, not executed yet, by their names in messages
+  std::map<std::string, Closing> grouped_;  // by name in messages: closings with groups, until they are executed
   std::optional<GroupCommunicators> communicators_;
   std::optional<Entries> entries_;
   std::optional<CycleRecord> record_;
   const bool keeps_cycle_time_ = std::getenv("HOROVOD_CYCLE_TIME") != nullptr;
-  int short_cycles_ = 0;                        // how many of the next cycles are short
+  int short_cycles_ = 0;                        // how many of Horovod's next cycles shall be short
   std::unique_ptr<Coordination> coordination_;  // the coordinator; null on ranks other than 0
 
   Engine engine_;

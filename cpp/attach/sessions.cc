@@ -18,7 +18,7 @@ void Sessions::Begin(hvd::Controller& controller) {
     }
     sessions_[&controller] = std::make_shared<Session>(controller, thresholds_);
   }
-  for (const auto& session : over) session->Retire();  // without the lock, because Retire runs callbacks
+  for (const auto& session : over) session->Retire();  // mutex_ is not held, because Retire runs callbacks
 }
 
 std::shared_ptr<Session> Sessions::Find(hvd::Controller& controller) const {

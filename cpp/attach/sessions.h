@@ -16,12 +16,12 @@ class Sessions {
   void Begin(hvd::Controller& controller);
   // Returns null if the controller has no session, or is gone. Any thread may call this.
   std::shared_ptr<Session> Find(hvd::Controller& controller) const;
-  // Like Find, but for hooks, on Horovod's thread only. If the process set was added after the handshake, this gives
-  // Horovod's state to its session. The lock is not held while Horovod's table of process sets is used, because Horovod
-  // calls DoInitialization with that table locked.
+  // Does what Find does, for hooks on Horovod's thread. Also gives Horovod's state to the session, if the process set
+  // was added after the handshake. While Horovod's table of process sets is used, `mutex_` is not held: Horovod calls
+  // DoInitialization with that table locked, and the hook in its place locks `mutex_`.
   std::shared_ptr<Session> FindForHook(hvd::Controller& controller) const;
   // Called on Horovod's thread when all ranks have shaken hands. Gives Horovod's state to the sessions of this
-  // generation. Without it their hooks do nothing. In every later generation the state has the same address.
+  // generation, which lets their hooks work. The state has the same address in every later generation.
   // `waits_are_told` says that the front end tells which threads wait for Horovod's own collectives.
   void Introduce(hvd::HorovodGlobalState& state, bool waits_are_told);
   // Returns the sessions that have been given Horovod's state. Any thread may call this.
@@ -33,9 +33,9 @@ class Sessions {
   friend Sessions& SessionsOfProcess();
   Sessions() = default;  // private, because a process has only one object of this class
 
-  mutable std::mutex mutex_;  // guards the members below; Horovod's thread and others take it
+  mutable std::mutex mutex_;  // guards `sessions_`, `states_` and `thresholds_`
   std::map<hvd::Controller*, std::shared_ptr<Session>> sessions_;
-  std::map<hvd::HorovodGlobalState*, bool> states_;  // for each library that has shaken hands: `waits_are_told`
+  std::map<hvd::HorovodGlobalState*, bool> states_;  // `waits_are_told` of each Horovod that has shaken hands
   Engine::Thresholds thresholds_;
 };
 

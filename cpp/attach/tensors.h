@@ -57,9 +57,9 @@ class FusionBuffer final : public hvd::PersistentBuffer {
   Buffer buffer_;
 };
 
-// A context that provides Horovod's fusion buffer. Horovod asks the context of the first tensor in a fused response for
-// the buffer, and keeps one buffer for each framework. This context says that its framework is PyTorch, because a
-// buffer for PyTorch never calls its context again. A buffer for TensorFlow would.
+// An OpContext that provides memory for Horovod's fusion buffer. Horovod asks the context of a fused response's first
+// tensor for the buffer, and keeps one buffer for each framework. This context says that its framework is PyTorch,
+// because Horovod's buffer for PyTorch does not use any context after it was made.
 class BucketContext : public hvd::OpContext {
  public:
   explicit BucketContext(Memory& memory) : memory_(memory) {}
@@ -68,8 +68,8 @@ class BucketContext : public hvd::OpContext {
     try {
       *buffer = std::make_shared<FusionBuffer>(static_cast<std::size_t>(size), memory_);
     } catch (const std::bad_alloc& error) {
-      // The exception ends Horovod's loop, which logs it. If this returned an error instead, Horovod would begin its
-      // next reduction while the other ranks are still in this one.
+      // Without memory for the fusion buffer, an exception must end Horovod's loop, which logs it. If an error were
+      // returned instead, Horovod would begin its next reduction while the other ranks are still in this one.
       throw std::runtime_error("no memory for a fusion buffer of " + std::to_string(size) +
                                " bytes, which HOROVOD_FUSION_THRESHOLD sets: " + error.what());
     }

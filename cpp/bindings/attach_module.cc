@@ -1,4 +1,4 @@
-// horovod_partial._attach: partial collectives on an installed Horovod. Frameworks pass pointers, sizes and types.
+// horovod_partial._attach: partial collectives on an installed Horovod. It knows no framework: tensors are addresses.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -44,7 +44,7 @@ class DrainedFamily {
 
 using Drainings = std::vector<const DrainedFamily*>;
 
-// Returns a function that tells whether any of these families must take a result soon; null if there is no family.
+// Returns a function that tells whether an optimizer in `drainings` must take results soon; null if there is none.
 IsDue AnyOf(const Drainings& drainings) {
   if (drainings.empty()) return nullptr;
   return [drainings] {
@@ -75,8 +75,8 @@ class Handle {
   std::shared_ptr<Operation> operation_;
 };
 
-// Python's reference to an owner of buckets, such as an optimizer. When the garbage collector destroys the reference,
-// the owner's buckets retire. That may happen in any thread and under any lock.
+// Python's reference to an owner of buckets, for example an optimizer. When Python destroys the reference, the owner's
+// buckets retire. A garbage collector may do this in any thread, and while the thread holds any lock.
 class OwnerReference {
  public:
   OwnerReference() = default;
@@ -92,11 +92,11 @@ class OwnerReference {
   const std::shared_ptr<Owner> owner_ = std::make_shared<Owner>();
 };
 
-// `stream` is the device's stream in which the framework has queued the work that makes the input; 0 on the host.
+// Hands a contribution to a bucket. `stream`: the device's stream on which the framework computes it; 0 on the host.
 Handle Submit(const std::string& library, std::int32_t process_set, const std::string& name, const BucketConfig& config,
               std::uintptr_t input, std::uintptr_t output, int work, std::uintptr_t stream) {
   py::gil_scoped_release release;
-  static char nothing;  // a tensor without elements may have a null address, which would stand for no tensor
+  static char nothing;  // replaces the null address of a tensor without elements; null would mean no tensor
   const auto address = [](std::uintptr_t pointer) {
     return pointer == 0 ? &nothing : reinterpret_cast<void*>(pointer);
   };
@@ -107,7 +107,7 @@ Handle Submit(const std::string& library, std::int32_t process_set, const std::s
   return {std::move(session), std::move(bucket), std::move(arrived)};
 }
 
-// Returns the micro-batch that this rank may begin next. Without `waits` it does not block, but may return nothing.
+// Returns the micro-batch that this rank may begin next, or nothing. Blocks for one only if `waits` is set.
 std::optional<std::pair<int, int>> NextMicroBatch(const std::string& library, std::int32_t process_set,
                                                   const Family& names, bool begins, bool waits,
                                                   const Drainings& drainings) {
@@ -144,7 +144,7 @@ std::optional<int> TakeRound(Engine& engine, const Family& names, const std::vec
   return taken ? std::optional<int>(taken->gradients) : std::nullopt;
 }
 
-// A flush of a process set. It is over at once if there is no session.
+// A flush of a process set. Without a session there is nothing to flush, so the flush is over at once.
 class FlushOfSet {
  public:
   FlushOfSet(const std::string& library, std::int32_t process_set, std::vector<Family> drained, bool ends)
@@ -165,8 +165,8 @@ py::dict Statistics(const std::string& library, std::int32_t process_set) {
   std::vector<BucketSnapshot> buckets;
   attach::Coordination::Statistics of_coordinator;
   {
-    // No Python object is made here. Making an object may collect garbage, and so run any code of the application,
-    // which may need a lock that is held here.
+    // While locks are held, no Python object is made. To make one may start Python's garbage collection, which may run
+    // any code of the application, and this code may need one of the locks.
     py::gil_scoped_release release;
     if (const auto session = attach::FindSession(library, process_set)) {
       buckets = session->engine().Snapshot();
@@ -221,7 +221,7 @@ PYBIND11_MODULE(_attach, m) {
   py::register_exception<attach::AttachError>(m, "AttachError", PyExc_ImportError);
   py::register_exception<EngineError>(m, "EngineError", PyExc_RuntimeError);
 
-  // Runs Python's signal handlers during a wait.
+  // Runs Python's signal handlers during a wait, so that Ctrl-C ends it.
   Session::SetInterrupt([] {
     py::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -272,7 +272,7 @@ PYBIND11_MODULE(_attach, m) {
       .def_property_readonly("was_needed", &FlushOfSet::WasNeeded)
       .def("end", &FlushOfSet::End, released);
 
-  py::module_::import("horovod_partial._core");  // defines BucketSpec
+  py::module_::import("horovod_partial._core");  // because _core defines BucketSpec
   py::class_<BucketConfig>(m, "BucketConfig")
       .def(py::init([](const BucketSpec& spec, int type, std::vector<std::int64_t> shape, int device) {
              return BucketConfig{spec, &attach::MemoryOf(device), static_cast<DataType>(type), std::move(shape)};
@@ -335,7 +335,7 @@ PYBIND11_MODULE(_attach, m) {
         attach::SessionsOfProcess().SetThresholds({Seconds(waiting_seconds), Seconds(parked_seconds)});
       },
       released, py::arg("waiting_seconds"), py::arg("parked_seconds"));
-  // The log of the process is in this module, because the hooks write to it.
+  // The one log of this process is in _attach, because our code in Horovod's background thread writes to it, too.
   m.def("set_log_level", [](int level) { SetLogLevel(static_cast<LogLevel>(level)); }, py::arg("level"));
   m.def(
       "log", [](int level, Rank rank, const std::string& text) { Log(static_cast<LogLevel>(level), rank, text); },
@@ -379,7 +379,7 @@ PYBIND11_MODULE(_attach, m) {
       py::arg("families"));
   ask("claim", [](Engine& engine, const Family& names) { engine.families().Claim(names); }, names);
   ask("clear", [](Engine& engine, const Family& names) { engine.families().Clear(names); }, names);
-  // Tells the other ranks why this rank fails. Does nothing if Horovod is down, because nobody can be told then.
+  // Tells the other ranks why this rank fails. Does nothing if Horovod is down, because then no message can be sent.
   m.def(
       "say_farewell",
       [](const std::string& library, const std::string& failure) {

@@ -1,4 +1,4 @@
-// Python classes for structures that list their fields.
+// Makes Python classes of the C++ structures that list their fields.
 #pragma once
 
 #include <pybind11/operators.h>
@@ -17,7 +17,7 @@
 
 namespace horovod_partial {
 
-// Sets a field to a value from Python. Enumerations are given by name, times in seconds.
+// Sets a field to a value from Python. The value of an enumeration is its name, and a time is a number of seconds.
 template <class Value>
 void SetField(const Field<Value>& field, const pybind11::handle& given) try {
   if constexpr (std::is_enum_v<Value>) {
@@ -43,7 +43,7 @@ pybind11::object GetField(const Field<Value>& field) {
   }
 }
 
-// Returns the structure with the given fields changed.
+// Returns the structure `made` after setting the fields in `given`.
 template <class Struct>
 Struct WithFields(Struct made, const pybind11::kwargs& given) {
   for (const auto& [key, value] : given) {

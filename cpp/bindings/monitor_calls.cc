@@ -26,7 +26,7 @@ namespace {
 constexpr std::chrono::seconds kWritePatience(1);
 
 // Returns a function that ends this process at once. If a rank is missing, Horovod's thread is blocked for ever, so no
-// orderly end is possible. The function first kills the process of the missing rank if it is on this host, because a
+// orderly end is possible. First the function kills the missing rank's process, if that is on this host, because a
 // stopped process does not react to its launcher.
 std::function<void(Rank)> EndWithoutRank(Rank rank, heartbeat::Seconds limit, const std::map<Rank, pid_t>& neighbours) {
   auto processes = std::make_shared<std::map<Rank, heartbeat::Neighbour>>();
@@ -55,7 +55,7 @@ heartbeat::Calls MonitorCalls(Rank rank, const heartbeat::Limits& limits, const 
   heartbeat::Calls calls;
   calls.missing = EndWithoutRank(rank, limits.abort, neighbours);
   calls.look = attach::LookAtThisRank;
-  // Another thread writes, because the reader of standard error may be slow, or stopped.
+  // Another thread writes to standard error, because a slow or stopped reader would hold up the heartbeats.
   calls.tell = [rank](const std::string& text, const std::string& doing) {
     const auto say = [=] {
       if (!Logs(LogLevel::kWarning) || !heartbeat::IsWritable(STDERR_FILENO, kWritePatience)) return;

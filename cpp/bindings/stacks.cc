@@ -41,8 +41,8 @@ std::pair<int, int> PrepareStacks() {
 
 namespace {
 
-// While an object of this class lives, another thread holds the interpreter's lock, if it got the lock in time. So no
-// thread runs Python code, which would change the thread's stack while the stack is read.
+// While an object of this class lives, a helper thread holds the interpreter's lock, if it got the lock in time. So no
+// thread runs Python code. Running code would change a stack while the stack is read.
 class Stillness {
  public:
   Stillness() {
@@ -72,11 +72,11 @@ class Stillness {
   Stillness& operator=(const Stillness&) = delete;
 
  private:
-  // A thread that holds the interpreter's lock for longer is in C code, and its Python stack mostly does not change.
+  // The longest wait for the interpreter's lock. A thread that keeps it longer is in C code: its stack rarely changes.
   static constexpr std::chrono::milliseconds kPatience{500};
 
   struct State {
-    std::mutex mutex;  // guards the members below
+    std::mutex mutex;  // guards `holds` and `over`
     std::condition_variable changed;
     bool holds = false;
     bool over = false;
@@ -87,7 +87,7 @@ class Stillness {
 }  // namespace
 
 std::string TakeStacks() {
-  static auto* mutex = new std::mutex;  // lets one thread at a time use the file
+  static auto* mutex = new std::mutex;  // lets one thread at a time use the file of stacks
   std::lock_guard<std::mutex> lock(*mutex);
   const auto [signal, file] = PrepareStacks();
   if (signal == 0 || !HasHandler(signal)) return "";  // without a handler the signal would end the process

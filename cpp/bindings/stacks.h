@@ -1,4 +1,4 @@
-// The stacks of all threads of this process, taken without the interpreter's lock, which a blocked thread may hold.
+// Takes the stacks of all threads of this process, even while a blocked thread holds the interpreter's lock.
 #pragma once
 
 #include <string>
@@ -6,13 +6,13 @@
 
 namespace horovod_partial {
 
-// Python's faulthandler writes stacks in a signal handler, in many small pieces. So it gets a file in memory, which
-// TakeStacks reads in one piece. Returns the numbers of the signal and of the file, which are the same in every call.
-// The signal is 0 if there is no file or no unused signal.
+// Returns a signal and a file in memory, for which Python must register its faulthandler. The handler writes stacks in
+// many small pieces, so it writes to this file, and TakeStacks reads the file in one piece. Every call returns the same
+// two numbers. The signal is 0 if there is no file or no unused signal.
 std::pair<int, int> PrepareStacks();
 
-// Returns the stacks of all threads, or an empty text if the signal handler that writes them is gone. The signal
-// interrupts only the calling thread. Any thread may call this.
+// Returns the stacks of all threads, or an empty text if no handler of Python's writes them. The signal that starts the
+// handler interrupts only the calling thread. Any thread may call this.
 std::string TakeStacks();
 
 }  // namespace horovod_partial

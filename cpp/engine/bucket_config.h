@@ -1,4 +1,4 @@
-// What a rank says of a bucket when it declares it.
+// What a rank says of a bucket when the rank declares the bucket.
 #pragma once
 
 #include <cstddef>

@@ -9,7 +9,7 @@
 namespace horovod_partial {
 namespace {
 
-// Horovod passes the number of elements to Gloo, MPI and NCCL as an int, which would cut off a larger number silently.
+// Horovod passes the number of elements to Gloo, MPI and NCCL as an int. A larger number would be cut off silently.
 constexpr std::size_t kMostElements = std::numeric_limits<int>::max();
 
 }  // namespace

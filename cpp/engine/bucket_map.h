@@ -1,4 +1,4 @@
-// The buckets of one engine, by name.
+// The buckets of one process set on this rank, by name.
 #pragma once
 
 #include <map>
@@ -16,10 +16,10 @@ namespace horovod_partial {
 struct SharedBucket;
 using Buckets = std::vector<std::shared_ptr<SharedBucket>>;
 
-// The names of the buckets of one optimizer, whose rounds are applied together.
+// The names of the buckets of one optimizer. The rounds of these buckets are applied together, in one step.
 using Family = std::vector<std::string>;
 
-// Any thread may call these functions. Where a bucket's lock must be held, the comment says so.
+// Any thread may call these functions. If the caller must hold a bucket's lock, the comment of the function says so.
 class BucketMap {
  public:
   explicit BucketMap(Surroundings& surroundings) : surroundings_(surroundings) {}
@@ -28,29 +28,29 @@ class BucketMap {
   // another configuration, or if its tensor has too many elements for Horovod. Throws EngineError if this generation of
   // Horovod has ended, or if contributions or results of this rank have been lost.
   std::shared_ptr<SharedBucket> Declare(const std::string& name, const BucketConfig& config);
-  // Enters a bucket into the map again, if it has ended since it was declared. Called with the bucket's lock held,
+  // Puts a bucket back into the map if it has ended since this rank declared it. Called with the bucket's lock held,
   // before round 0 of the bucket.
   void Enter(const std::shared_ptr<SharedBucket>& bucket);
   // Removes a bucket from the map. Called with the bucket's lock held.
   void Forget(const SharedBucket& bucket);
 
-  // Sets the owner (the Python object that uses it) of the bucket of this name, even before the bucket is declared.
+  // Sets the owner of a bucket: the Python object that uses it. The bucket need not have been declared.
   void Own(const std::string& name, const std::shared_ptr<const Owner>& owner);
   void ForgetOwnersThatLeft();
 
   std::shared_ptr<SharedBucket> Find(const std::string& name) const;
-  // Returns an empty list if one of the buckets does not exist.
+  // Returns the buckets of these names, or an empty list if one of them does not exist.
   Buckets FindAll(const Family& names) const;
   Buckets All() const;
 
-  // Makes every later declaration of a bucket fail for this reason.
+  // Makes every later declaration of a bucket fail. `reason` is the text of the error.
   void Close(const std::string& reason);
   // Records the error with which the coordinator has refused a bucket. Called with the bucket's lock held.
   void NoteRefusal(const std::string& error);
   // Returns the error of the bucket that was refused last, or an empty text.
   std::string refusal() const;
-  // Records that contributions or results were lost with a refused bucket, while no thread waited for it. The next
-  // Declare or ThrowIfLost throws the error, once.
+  // Records that this rank lost contributions or results when the coordinator refused a bucket, and no thread has got
+  // the error. The next call of Declare or ThrowIfLost throws it, once.
   void NoteLoss(const std::string& error);
   void ThrowIfLost();
 
@@ -58,9 +58,9 @@ class BucketMap {
   void ThrowIfLostUnderLock();
 
   Surroundings& surroundings_;
-  mutable std::mutex mutex_;  // guards all members below, but not the contents of buckets
+  mutable std::mutex mutex_;  // this mutex guards all members below, but not the contents of buckets
   std::map<std::string, std::shared_ptr<SharedBucket>> buckets_;
-  std::map<std::string, std::shared_ptr<const Owner>> owners_;  // by bucket: its owner, until the owner is gone
+  std::map<std::string, std::shared_ptr<const Owner>> owners_;  // the owner of each bucket, until the owner is gone
   std::string closed_;
   std::string refusal_;
   std::string loss_;

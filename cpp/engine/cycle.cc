@@ -1,5 +1,5 @@
-// What an engine does in a cycle of Horovod's background thread: it reports, begins the rounds that have closed, and
-// ends rounds that were reduced.
+// What a rank does for one process set in a cycle of Horovod's background thread: it reports, begins the rounds that
+// have closed, and ends the rounds that were reduced.
 #include <algorithm>
 #include <utility>
 
@@ -10,8 +10,8 @@
 namespace horovod_partial {
 namespace {
 
-// Returns true if this rank uses any bucket besides those in which ranks compare replicas. If it uses none, the other
-// ranks compare replicas without it.
+// Returns true if this rank uses any bucket besides those in which ranks compare replicas. If it returns false, the
+// other ranks compare their replicas without this rank.
 bool AnyTrains(const Buckets& buckets) {
   return std::any_of(buckets.begin(), buckets.end(), [](const auto& bucket) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
@@ -31,7 +31,7 @@ PossibleArrivals::Away Engine::Away(Time now, Time foreign_since) const {
   return away;
 }
 
-// Lets each operation arrive whose contribution a device has computed by now.
+// Finds the contributions that a device has computed by now. For each of them this rank arrives.
 void Engine::ArriveWhatIsReady() {
   if (surroundings_.awaited == 0) return;
   for (const auto& bucket : buckets_.All()) {
@@ -44,8 +44,8 @@ void Engine::ArriveWhatIsReady() {
   }
 }
 
-// Ends all waits of this process set, after rank 0 has found that the ranks wait for each other, in one process set or
-// across several. The buckets fail for good, because the ranks learn of the deadlock in different cycles.
+// Ends all waits of this process set if rank 0 has found a deadlock: the ranks wait for each other, maybe in several
+// process sets. The buckets fail for good, because the ranks may hear of the deadlock in different cycles.
 void Engine::EndIfDeadlocked() {
   const std::uint64_t deadlocks = surroundings_.first_failure->deadlocks();
   if (std::exchange(deadlocks_, deadlocks) == deadlocks) return;
@@ -62,7 +62,7 @@ bool Engine::WantsCycle(Time now, Time foreign_since) {
   EndIfDeadlocked();
   ArriveWhatIsReady();
   if (surroundings_.news || Owner::Departures() != departures_) return true;
-  // This runs in each cycle of Horovod, a thousand times a second, and mostly nothing has happened.
+  // This function runs in each cycle of Horovod, a thousand times a second, and returns early if nothing has happened.
   const bool same = looked_.events == surroundings_.arrivals->events() && foreign_since == looked_foreign_;
   if (same && now <= looked_.until) return false;
   looked_ = Away(now, foreign_since);
@@ -72,14 +72,14 @@ bool Engine::WantsCycle(Time now, Time foreign_since) {
 
 Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   EndIfDeadlocked();
-  ArriveWhatIsReady();  // needed here, because not every library of collectives calls WantsCycle first
+  ArriveWhatIsReady();  // needed here too, because a report may be built without a call of WantsCycle before
   surroundings_.news = false;
   if (const std::uint64_t departures = Owner::Departures(); std::exchange(departures_, departures) != departures)
     buckets_.ForgetOwnersThatLeft();
   Report report;
   report.failure = farewell_.TakeUnsaid();
-  // The waits are read before the arrivals are collected. Otherwise a rank whose arrival comes in between would be
-  // reported to wait although its arrival is not in the report.
+  // Reads first which threads wait, and then the arrivals. Otherwise, if a thread arrived in between and waited, the
+  // report would say that the thread waits, and would lack its arrival.
   reported_ = looked_ = Away(now, foreign_since);
   looked_foreign_ = foreign_since;
   report.absent = reported_.absent;
@@ -98,8 +98,8 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   return report;
 }
 
-// Returns what the report says of a bucket, if anything. Called with the bucket's lock held. `ends` says that this rank
-// will not train any more.
+// Returns what this cycle's report says of a bucket, or nothing. Called with the bucket's lock held. `ends`: true if
+// this rank will not train any more.
 std::optional<Report::Item> Engine::ItemOf(SharedBucket& bucket, Time now, bool joined, bool trains, bool ends) {
   using Kind = Report::Item::Kind;
   Bucket& core = bucket.core;
@@ -107,7 +107,7 @@ std::optional<Report::Item> Engine::ItemOf(SharedBucket& bucket, Time now, bool 
   Report::Item item;
   item.bucket = core.name();
   if (retired && !core.declared()) {
-    buckets_.Forget(bucket);  // no round of the bucket has closed, and nothing waits in it
+    buckets_.Forget(bucket);  // no round of the bucket has closed, and no arrival waits for one
     return std::nullopt;
   }
   if (!bucket.poison.empty()) {
@@ -152,8 +152,8 @@ std::optional<Report::Item> Engine::ItemOf(SharedBucket& bucket, Time now, bool 
 }
 
 void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
-  std::string lost;   // the error of buckets that this rank has used and that have failed
-  bool told = false;  // true if a thread of this rank waits for a failed bucket, and so gets the error
+  std::string lost;   // the error of a bucket that has failed after this rank used it; empty if there is none
+  bool told = false;  // true if a thread of this rank waits for a failed bucket or in a flush, and so gets the error
   int flush_rounds = 0;
   Flush::Kind flush_over = Flush::Kind::kNone;
   for (const auto& closing : closings) {
@@ -166,7 +166,7 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
         surroundings_.first_failure->Hear(closing.error);
       if (closing.bucket == FirstFailure::kDeadlock) {
         surroundings_.first_failure->HearOfDeadlock(closing.error);
-        ++deadlocks_;  // the other closings of this cycle fail this process set's waits, so nothing is left to do
+        ++deadlocks_;  // EndIfDeadlocked has nothing more to do: this cycle's closings make all buckets in use fail
       }
       LogRefusal(closing.error);
       continue;
@@ -190,8 +190,8 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
       if (closing.ends) End(*bucket, calls);
       continue;
     }
-    // Here this rank has arrived, but has not reported the arrival or declared the bucket. Horovod sends zeros for it
-    // in this round, and the arrival goes on waiting.
+    // This rank has reported no arrival at this bucket yet, and has seen no round of it. Horovod sends zeros for this
+    // rank in this round. If the rank has arrived, its arrival waits for a later round.
     if (!bucket->core.declared() && !bucket->core.reported() && closing.Includes(rank())) continue;
     const bool first = !bucket->core.declared();
     const Bucket::Entry entry = bucket->InMemory([&] { return bucket->core.Begin(closing, rank()); });
@@ -209,8 +209,8 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
   flush_.Release();
 }
 
-// Makes the arrival at a refused bucket fail, and frees the name, as every rank does. A flush that waits fails too,
-// because it cannot deliver what was pending. Called with the bucket's lock held.
+// Ends a bucket that the coordinator has refused. Its arrival fails, and its name is free again on every rank. A flush
+// that waits fails too: it cannot deliver what was pending in the bucket. Called with the bucket's lock held.
 void Engine::Refuse(SharedBucket& bucket, const std::string& error, Calls& calls) {
   if (bucket.core.declared()) {
     surroundings_.in_use -= bucket.Counts();
@@ -221,7 +221,7 @@ void Engine::Refuse(SharedBucket& bucket, const std::string& error, Calls& calls
   buckets_.Forget(bucket);
 }
 
-// Logs the error of a bucket in which no thread of this rank waits. The error may be why the rank waits elsewhere.
+// Logs the error of a bucket for which no thread of this rank waits. It may explain why a thread waits elsewhere.
 void Engine::LogRefusal(const std::string& error) {
   if (!error.empty() && std::exchange(logged_, error) != error) Log(LogLevel::kError, rank(), error);
 }
@@ -233,7 +233,7 @@ void Engine::Finished(const std::shared_ptr<SharedBucket>& bucket, const std::st
   std::string failure = error;
   try {
     if (failure.empty()) bucket->EndRound(calls);
-  } catch (const std::exception& exception) {  // a device may fail, and Horovod's callback must not throw
+  } catch (const std::exception& exception) {  // a device may fail, but Horovod's callback must not throw
     failure = bucket->WhyItFailed(exception);
   }
   if (!failure.empty()) bucket->Fail(failure, calls);
@@ -246,8 +246,8 @@ void Engine::Finished(const std::shared_ptr<SharedBucket>& bucket, const std::st
   if (ends) flush_.Release();
 }
 
-// Ends a bucket whose last round is over and has delivered everything. A contribution that came after the coordinator's
-// decision begins a new bucket of the same name. Called with the bucket's lock held.
+// Forgets a bucket after its last round, which has delivered everything. A contribution that came after the coordinator
+// ended the bucket begins a new bucket of the same name. Called with the bucket's lock held.
 void Engine::End(SharedBucket& bucket, Calls& calls) {
   if (bucket.operation != nullptr && bucket.operation->arrival.input == nullptr) bucket.Complete(true, calls);
   if (bucket.core.declared()) surroundings_.in_use -= bucket.Counts();

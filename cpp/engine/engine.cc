@@ -1,4 +1,4 @@
-// What threads of the application ask of an engine. cycle.cc has the part of the background thread.
+// The functions of class Engine that threads of the application call. cycle.cc has those of the background thread.
 #include "engine/engine.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace horovod_partial {
 namespace {
 
-constexpr std::chrono::milliseconds kFarewellPatience(1000);  // a cycle takes milliseconds, unless a rank is stopped
+constexpr std::chrono::milliseconds kFarewellPatience(1000);  // enough for a cycle, unless a rank is stopped
 
 }  // namespace
 
@@ -42,7 +42,7 @@ std::shared_ptr<Operation> Engine::ArriveUnderLock(const std::shared_ptr<SharedB
   if (!bucket->poison.empty()) throw EngineError(bucket->poison);
   if (!surroundings_.collectives.Alive()) ThrowShutDown();
   const bool adds = bucket->operation != nullptr && bucket->SharesWork();
-  if (adds) {  // another micro-batch was added to the contribution
+  if (adds) {  // the application has added another micro-batch to its contribution
     operation = bucket->operation;
     operation->arrival.gradients = arrival.gradients + (bucket->awaited != nullptr ? operation->arrival.gradients : 0);
     bucket->StopAwaiting();
@@ -99,11 +99,11 @@ std::shared_ptr<Operation> Engine::Collect(const std::shared_ptr<SharedBucket>& 
       }
       return operation;
     }
-    // The next round has begun already, and its end will complete this operation.
+    // A round of the bucket is being reduced, and the end of this round will complete the operation.
   }
   try {
     bucket->Wait(*operation, false);
-  } catch (...) {  // the wait was interrupted, so `output` may be gone when the round ends; the results stay missed
+  } catch (...) {  // after an interrupted wait `output` may be gone when the round ends: the results stay missed
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (bucket->operation == operation) bucket->operation = nullptr;
     throw;
@@ -130,7 +130,7 @@ std::shared_ptr<Operation> Engine::BeginDelivery(const std::shared_ptr<SharedBuc
   return needed ? ArriveUnderLock(bucket, {}, nullptr, nullptr, {}, calls) : nullptr;
 }
 
-// Delivers late contributions of these buckets. Returns false if there was nothing to deliver.
+// Delivers this rank's late contributions to the given buckets. Returns false if there was nothing to deliver.
 bool Engine::DeliverTo(const Buckets& buckets, std::optional<Round> open) {
   std::vector<std::pair<std::shared_ptr<SharedBucket>, std::shared_ptr<Operation>>> operations;
   for (const auto& bucket : buckets)
@@ -139,8 +139,8 @@ bool Engine::DeliverTo(const Buckets& buckets, std::optional<Round> open) {
   return !operations.empty();
 }
 
-// Delivers the late contributions of a family. This rank arrives only in buckets whose open round is the family's
-// oldest, so that all buckets stay at the same round. Returns false if nothing is pending.
+// Delivers this rank's late contributions to a family. The rank arrives only at the buckets with the oldest open round,
+// so that all buckets of the family come to the same round. Returns false if nothing is pending.
 bool Engine::DeliverFamily(const Family& family) {
   const Buckets buckets = buckets_.FindAll(family);
   bool pending = false;
@@ -236,7 +236,7 @@ std::vector<BucketSnapshot> Engine::Snapshot() const {
   for (const auto& bucket : buckets_.All()) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     const Bucket& core = bucket->core;
-    // Missed results do not matter if late contributions are discarded: they are older models, or have no content.
+    // If a bucket discards late contributions, its missed results do not matter: these are older models, or empty.
     const bool misses = core.missed_gradients() > 0 && core.options().late != Late::kDiscard;
     const bool unsettled = bucket->owner != nullptr && (core.HasPending() || misses);
     snapshot.push_back({core.name(), bucket->statistics, core.held_bytes(), core.HasPending(), core.missed_rounds(),

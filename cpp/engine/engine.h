@@ -1,4 +1,4 @@
-// The engine: one rank's half of partial collectives. Its parts do the work, and this class connects them.
+// The engine: what one rank keeps and does for the rounds of one process set. Class Engine connects its parts.
 #pragma once
 
 #include <chrono>
@@ -51,12 +51,12 @@ class Engine {
          std::shared_ptr<PossibleArrivals> arrivals = std::make_shared<PossibleArrivals>(),
          std::shared_ptr<FirstFailure> first_failure = std::make_shared<FirstFailure>());
 
-  // Sets the recorder, and the number of this process set in the recording. May be called only before other functions.
+  // Sets the recorder, and the number of this process set in the recording. Call this before any other function.
   void SetRecorder(std::shared_ptr<recording::Recorder> recorder, int process_set);
-  // Tells whether the front end says which threads wait for Horovod's own collectives. May be called only at first.
+  // `told`: true if the front end tells which threads wait for Horovod's own collectives. Call this at the start.
   void SetWaitsAreTold(bool told) { waits_are_told_ = told; }
 
-  // --- Called by the application's threads
+  // --- Functions that the application's threads call:
   Families& families() { return families_; }
   WorkSharing& sharing() { return sharing_; }
 
@@ -66,62 +66,62 @@ class Engine {
   // Sets the owner of a bucket, such as an optimizer, even before the bucket is declared. When all ranks' owners are
   // gone, the ranks forget the bucket and its statistics. A contribution after its owner is gone ends the ownership.
   void Own(const std::string& name, const std::shared_ptr<const Owner>& owner) { buckets_.Own(name, owner); }
-  // Hands over a contribution. With `ready` this rank arrives when that event has come; on the host it is null.
-  // `on_done` may be called before this function returns, but not if it throws. Throws std::invalid_argument if an
-  // operation is outstanding, and EngineError if Horovod is down or the bucket has failed. A bucket fails if its memory
-  // is used up or its device fails.
+  // Hands over a contribution. If a device still computes it, this rank arrives when the event `ready` has come. For a
+  // contribution on the host, `ready` is null. `on_done` may be called before Arrive returns, but not if Arrive throws.
+  // Throws std::invalid_argument if an earlier operation of the bucket is outstanding. Throws EngineError if Horovod is
+  // down or the bucket has failed. A bucket fails if its memory is used up or its device fails.
   std::shared_ptr<Operation> Arrive(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Arrival& arrival,
                                     std::shared_ptr<ReadyEvent> ready = nullptr,
                                     std::function<void(const Operation&)> on_done = nullptr, const Caller& caller = {});
-  // Returns true if the operation is done. Then the operation may be read.
+  // Returns true if the operation is done. From then on any thread may read the operation.
   bool Poll(const SharedBucket& bucket, const Operation& operation) const;
-  // Blocks until the operation is done (returns true) or `is_due` is true (returns false). Throws EngineError.
+  // Blocks until the operation is done (returns true) or `is_due` returns true (returns false). Throws EngineError.
   bool Wait(SharedBucket& bucket, Operation& operation, const IsDue& is_due = nullptr);
 
-  // Takes the results that this rank has missed, without an arrival. Returns null if nothing was missed, or if an
-  // operation is outstanding. Blocks while a round is reduced.
+  // Takes the results of a bucket that this rank has missed, without an arrival. Returns null if nothing was missed, or
+  // if an operation of the bucket is outstanding. Blocks while a round of the bucket is reduced.
   std::shared_ptr<Operation> Collect(const std::shared_ptr<SharedBucket>& bucket, void* output);
-  // Delivers the late contributions of this rank, without a wait for those of other ranks (docs/protocol.md, rule 8).
-  // In a family whole rounds are delivered.
+  // Delivers the late contributions of this rank, and does not wait for those of other ranks (docs/protocol.md, rule
+  // 8). In a family the rank also arrives at buckets with nothing pending, so that all come to the same round.
   void Deliver(const std::vector<Family>& families = {});
-  // Begins to deliver the late contributions of a bucket, by an arrival without a gradient. Returns null if nothing is
-  // pending. If `open` is the open round of the bucket, this rank arrives even if nothing is pending.
+  // Begins to deliver this rank's late contributions to a bucket, by an arrival without a gradient. Without `open`,
+  // returns null if nothing is pending. With `open`, returns null unless that is the open round of the bucket.
   std::shared_ptr<Operation> BeginDelivery(const std::shared_ptr<SharedBucket>& bucket,
                                            std::optional<Round> open = std::nullopt);
   // Tells the other ranks why this rank's application fails. Blocks for at most a second.
   void SayFarewell(const std::string& failure);
 
-  // --- Called by the background thread
+  // --- Functions that the background thread calls:
   // Returns true if this rank has something to report. `foreign_since` is when the oldest outstanding collective of
   // Horovod's own began, or kNever.
   bool WantsCycle(Time now, Time foreign_since);
   // Returns the report of this cycle. A joined rank reports no arrivals until the join is over.
   Report BuildReport(Time now, Time foreign_since, bool joined);
-  // Called when the join of all ranks is over.
+  // Called when all ranks have joined. From then on this rank reports its arrivals again.
   void ReturnFromJoin() { surroundings_.news = true; }
   // Begins the rounds that have closed in this cycle, in order. A closing with an error makes its bucket fail. A joined
-  // rank takes part in no round. If the engine submits nothing for a round, Horovod sends zeros for this rank.
+  // rank takes part in no round. If this rank submits nothing for a round, Horovod sends zeros for it.
   void Begin(const std::vector<Closing>& closings, bool joined);
-  // Takes the coordinator's decision which micro-batches this rank may begin. They may be fewer than before.
+  // Hears from the coordinator which micro-batches this rank may begin. These may be fewer than before.
   void Hear(const std::vector<Grants>& grants) { sharing_.Hear(grants); }
-  // Called when the reduction that Collectives::Place has submitted has ended.
+  // Called when a reduction that Collectives::Place submitted is over. `error` is empty if the reduction succeeded.
   void Finished(const std::shared_ptr<SharedBucket>& bucket, const std::string& error);
-  // Records that communicators of groups were made for a round of this bucket.
+  // Records that `made` communicators of groups were made for a round of a bucket, and how long that took (`setup`).
   void RecordGroups(const std::string& bucket, int made, std::chrono::nanoseconds setup);
 
-  // --- Called by any thread
+  // --- Functions that any thread calls:
   [[noreturn]] void ThrowShutDown() const { surroundings_.ThrowShutDown(); }
-  // Called when this generation of Horovod has ended: every wait fails with `reason`, and nothing new is accepted.
+  // Called when this generation of Horovod has ended: waits, later arrivals and later flushes fail with `reason`.
   void Close(const std::string& reason);
   std::shared_ptr<SharedBucket> Find(const std::string& name) const { return buckets_.Find(name); }
   Buckets FindAll(const Family& names) const { return buckets_.FindAll(names); }
-  // Returns what a bucket was declared with, or null if the bucket is null.
+  // Returns the configuration of a bucket, or null if `bucket` is null.
   static std::shared_ptr<const BucketConfig> ConfigOf(const std::shared_ptr<SharedBucket>& bucket);
-  // Returns the device of some bucket that lies on a device, or else the host.
+  // Returns the device of some bucket that lies on a device. If all buckets lie on the host, returns the host.
   int device() const;
   // Returns how many rounds of a bucket were taken, or 0 if no such bucket exists.
   Round Taken(const std::string& bucket) const;
-  // Raises the iteration of this rank's model in a bucket. Returns 0 if no such bucket exists.
+  // Raises the iteration of this rank's model to at least `iteration`, and returns it. Returns 0 without such a bucket.
   int CatchUp(const std::string& bucket, int iteration);
   // Returns what this rank knows of each bucket. The buckets are read one after the other, not at one moment.
   std::vector<BucketSnapshot> Snapshot() const;
@@ -153,32 +153,32 @@ class Engine {
   WorkSharing sharing_{surroundings_, buckets_, families_};
   Farewell farewell_;
 
-  // What the background thread has reported last of waiting threads, and what it has found since; for this thread only.
+  // Which threads wait, by the last report (reported_) and by a later look (looked_). For the background thread only.
   PossibleArrivals::Away reported_;
   PossibleArrivals::Away looked_;
   Time looked_foreign_ = kNever;
-  std::uint64_t departures_ = 0;  // the number of departed owners at the last report
-  std::uint64_t deadlocks_;       // how many deadlocks this engine has handled
-  std::string logged_;            // the last error that was logged because no thread of this rank waited in its bucket
+  std::uint64_t departures_ = 0;  // how many owners of buckets were gone at the last report
+  std::uint64_t deadlocks_;       // how many deadlocks were handled; a higher number in FirstFailure means a new one
+  std::string logged_;            // the last error that was logged because no thread waited for the failed bucket
 };
 
 // A flush of this rank. It lasts until the application has taken what the flush delivered. Only one thread uses it.
 class Engine::Flushing {
  public:
-  // Waits for outstanding operations first. During the flush the caller takes the results of these families as they
-  // come, and the other ranks wait while it has too many untaken results. A flush of kind kEnding waits until every
+  // Waits for outstanding operations first. During the flush the caller takes the results of `families` when rounds
+  // end. The other ranks wait while the caller has too many untaken results. A flush of kind kEnding waits until every
   // rank has ended. Throws std::invalid_argument if another thread is in a flush, and EngineError.
   Flushing(Engine& engine, Flush::Kind kind, std::vector<Family> families);
-  // Gives the flush up if it is not over.
+  // Leaves the flush. If the flush is not over, it is given up.
   ~Flushing();
   Flushing(const Flushing&) = delete;
   Flushing& operator=(const Flushing&) = delete;
 
-  // Returns true when a family has a round to take or `is_due` is true, and false when the flush is over. It is over
-  // when every rank has come and all late contributions are delivered; even then there may be rounds to take. Throws
-  // EngineError.
+  // Blocks. Returns true when a family has a round to take, or when `is_due` returns true. Returns false when the flush
+  // is over: every rank has come, and all late contributions are delivered. Even then there may be rounds to take.
+  // Throws EngineError if the flush fails.
   bool Wait(const IsDue& is_due = nullptr);
-  // Returns true if there was anything to wait for.
+  // Returns true if the flush had to wait for other ranks.
   bool was_needed() const { return was_needed_; }
 
  private:

@@ -9,7 +9,7 @@
 namespace horovod_partial {
 namespace {
 
-// RoundsToTake forbids that results of a family are added up. The destructor of this class allows it again.
+// RoundsToTake makes sure that no results of a family are added up. The destructor of this class ends that.
 class BeingTaken {
  public:
   explicit BeingTaken(const Buckets& family) : family_(family) {}
@@ -28,9 +28,9 @@ class BeingTaken {
 
 }  // namespace
 
-// Returns how many rounds the family may take as one step: 1 normally, and more if results had to be added up. It is 0
-// if no round has ended in every bucket, or if this rank's flush ends before the round. With `takes` no results are
-// added up until the caller has taken the rounds.
+// Returns how many rounds of a family this rank may take as one step: 1 normally, and more if results had to be added
+// up. Returns 0 if no untaken round has ended in every bucket, or if the round comes after this rank's flush. With
+// `takes` no more results are added up until the caller has taken the rounds.
 int Families::RoundsToTake(const Buckets& family, bool takes) const {
   int rounds = 1;
   int least = std::numeric_limits<int>::max();
@@ -61,7 +61,7 @@ std::optional<TakenRounds> Families::TakeRound(const std::vector<Member>& family
   for (const Member& member : family) names.push_back(member.bucket);
   const Buckets buckets = buckets_.FindAll(names);
   TakenRounds taken;
-  const BeingTaken being_taken(buckets);  // lets results be added up again, also after an exception
+  const BeingTaken being_taken(buckets);  // its destructor lets results be added up again, also after an exception
   taken.rounds = RoundsToTake(buckets, true);
   if (taken.rounds == 0) return std::nullopt;
   Round newest = -1;
@@ -69,14 +69,14 @@ std::optional<TakenRounds> Families::TakeRound(const std::vector<Member>& family
     SharedBucket& bucket = *buckets[i];
     Calls calls;
     std::lock_guard<std::mutex> lock(bucket.mutex);
-    // This rank may take the results of a flush even if the bucket has failed since, because another rank that has
-    // ended may have shut Horovod down already.
+    // This rank may take the results of a flush even if the bucket has failed since. For example, another rank may have
+    // ended and shut Horovod down.
     const bool is_flushed = flush_.bounds() && bucket.flush_end != kForEver;
     if (!bucket.poison.empty() && !is_flushed) throw EngineError(bucket.poison);
-    if (bucket.core.full()) surroundings_.news = true;  // other ranks may wait until this bucket has room
+    if (bucket.core.full()) surroundings_.news = true;  // other ranks may wait until this bucket has room for results
     try {
       taken.gradients += bucket.core.TakeRounds(taken.rounds, family[i].output);
-    } catch (const std::exception& error) {  // after it the buckets are not at the same round any more
+    } catch (const std::exception& error) {  // an error leaves the family's buckets at different rounds
       bucket.FailAndThrow(error, calls);
     }
     newest = bucket.core.taken() - 1;
@@ -111,7 +111,7 @@ void Families::Clear(const Family& family) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     bucket->core.Clear(complete);
   }
-  surroundings_.news = true;  // other ranks may wait until the buckets have room
+  surroundings_.news = true;  // other ranks may wait until these buckets have room for results
 }
 
 Round Families::Lost(const Family& family) const {

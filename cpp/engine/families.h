@@ -24,27 +24,27 @@ struct TakenRounds {
   int gradients = 0;  // the number of gradients in all buckets; if 0, there is no update
 };
 
-// Called by the application's threads. It never holds the locks of several buckets at once. That is safe, because
-// meanwhile other threads can only add newer rounds.
+// Takes rounds of families. The application's threads call it. It locks one bucket at a time. That is safe, because
+// other threads can meanwhile only add newer rounds.
 class Families {
  public:
   Families(Surroundings& surroundings, const BucketMap& buckets, const Flush& flush)
       : surroundings_(surroundings), buckets_(buckets), flush_(flush) {}
 
   // Takes the oldest untaken round that has ended in all buckets of a family on this rank, and writes its results to
-  // the given outputs. Returns nothing if there is no such round, or if this rank's flush ends before it. Only the
-  // thread that contributes to the family may call this.
+  // the given outputs. Returns nothing if there is no such round, or if the round comes after this rank's flush. Only
+  // the thread that contributes to the family may call this.
   std::optional<TakenRounds> TakeRound(const std::vector<Member>& family);
   bool HasRound(const Family& family) const;
-  // Returns true if there is a round to take, and room for at most one more result.
+  // Returns true if a family has a round to take, and one of its buckets has room for at most one more untaken result.
   bool IsNearlyFull(const Family& family) const;
-  // Tells that the calling thread will contribute to these buckets next, even if other threads did so before.
+  // Records that the calling thread will contribute to a family next, even if other threads did so before.
   void Claim(const Family& family) const;
-  // Forgets late contributions and missed results of these buckets on this rank. If a round has ended in some of the
-  // buckets but not in all, its number is kept, so that all buckets stay at the same round.
+  // Forgets late contributions and missed results of a family on this rank. A round that has ended in some of its
+  // buckets but not in all keeps its number without a result, so that all buckets stay at the same round.
   void Clear(const Family& family);
-  // Returns how many rounds this rank can never take one by one: the largest number among the buckets, or 0 if no
-  // bucket exists.
+  // Returns the number of lost rounds of a family on this rank: the largest number among its buckets, or 0 if no bucket
+  // exists.
   Round Lost(const Family& family) const;
 
  private:
@@ -53,12 +53,12 @@ class Families {
   Surroundings& surroundings_;
   const BucketMap& buckets_;
   const Flush& flush_;
-  std::atomic<bool> has_warned_{false};  // true if the log has told of rounds that were added up
+  std::atomic<bool> has_warned_{false};  // true if the log has warned that rounds were added up
 };
 
-// While this object lives, the calling thread waits (for other buckets, in a flush or for a micro-batch), and takes the
-// results of these buckets meanwhile. While a bucket has as many untaken results as it may have, no round of it closes.
-// Only the thread that steps the optimizer may do this. The waits may be nested.
+// While an object of this class lives, a thread waits in a flush, for other buckets or for a micro-batch, and meanwhile
+// takes the results of `buckets`. If one of these buckets has as many untaken results as it may have, no round of it
+// closes. Only the thread that steps the optimizer may make such an object. Objects may be nested.
 class Draining {
  public:
   explicit Draining(Buckets buckets) : buckets_(std::move(buckets)) { Add(1); }

@@ -10,26 +10,26 @@
 
 namespace horovod_partial {
 
-// The message of this rank. It is sent in the process set of all ranks, where each rank has the number that users know.
+// This rank's farewell. It is sent in the process set of all ranks, where each rank has the number that users know.
 class Farewell {
  public:
-  // The name of the bucket in a closing whose error is the message. A user's bucket of this name carries no message.
+  // The bucket name of closings with a failure as their error. A closing without an error belongs to a user's bucket.
   static constexpr const char* kBucket = "horovod_partial.farewell";
 
-  // Makes the next report carry this text. Called on the application's thread of the rank that fails.
+  // Puts `failure` into the next report. Called on a thread of the application when the application fails.
   void Say(const std::string& failure);
-  // Blocks until the text has been reported, but no longer than `patience`.
+  // Blocks until the failure has been reported, but no longer than `patience`.
   void AwaitSaid(std::chrono::milliseconds patience);
   // Returns the text of the failure if it has not been reported, and forgets it. Called on the background thread.
   std::string TakeUnsaid();
 
  private:
-  std::mutex mutex_;  // guards the members below
+  std::mutex mutex_;  // this mutex guards the members below
   std::condition_variable said_;
   std::string unsaid_;
 };
 
-// What this process has heard of failures. All process sets share it, because a failure ends the operations of all.
+// What this process has heard of failures. All process sets share this, because a failure ends all their operations.
 class FirstFailure {
  public:
   // The bucket name in a closing that reports a deadlock: ranks wait for each other, in one or several process sets.
@@ -37,18 +37,18 @@ class FirstFailure {
 
   // Keeps the text of the first failure. Later failures are only consequences of it. Called on the background thread.
   void Hear(const std::string& text);
-  // Records a deadlock. It ends every wait of this process with this text, but not the process. deadlocks() returns how
-  // many deadlocks there were.
+  // Records a deadlock. Each wait of this process then ends with `text` as its error, but the process goes on.
+  // deadlocks() returns how many deadlocks there were.
   void HearOfDeadlock(const std::string& text);
   std::uint64_t deadlocks() const { return deadlocks_; }
   std::string LastDeadlock() const;
-  // Called when Horovod is initialised again.
+  // Forgets the first failure, because Horovod is initialised again.
   void Forget();
   // Returns `reason`, after the text of the first failure if there was one. Any thread may call this.
   std::string Explain(const std::string& reason) const;
 
  private:
-  mutable std::mutex mutex_;  // guards heard_ and deadlock_
+  mutable std::mutex mutex_;  // this mutex guards heard_ and deadlock_
   std::string heard_;
   std::string deadlock_;
   std::atomic<std::uint64_t> deadlocks_{0};

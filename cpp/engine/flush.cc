@@ -18,7 +18,7 @@ bool Flush::Begin() {
 }
 
 bool Flush::BeginUnderLock() {
-  // A single rank is never late, so it has nothing pending.
+  // The only rank of a process set is never late, so it has nothing pending.
   const bool needed = surroundings_.size > 1 && surroundings_.in_use > 0;
   over_ = kind_;
   stage_ = needed ? Stage::kWaiting : Stage::kOver;
@@ -43,7 +43,7 @@ void Flush::Leave() {
   std::lock_guard<std::mutex> lock(mutex_);
   StopWaiting();
   stage_ = Stage::kNone;
-  surroundings_.news = true;  // the coordinator must not count on this rank's flush any more
+  surroundings_.news = true;  // the coordinator must hear that this rank is in no flush any more
 }
 
 Flush::Kind Flush::ToReport() {
@@ -55,12 +55,12 @@ Flush::Kind Flush::ToReport() {
 void Flush::BeginRounds(int rounds, Kind over) {
   std::lock_guard<std::mutex> lock(mutex_);
   rounds_ += rounds;
-  // If this rank's flush is not reported yet, the closing belongs to an earlier flush, which this rank has given up.
+  // If this rank's flush is not reported yet, `over` means an earlier flush, which this rank has given up.
   if (over != Kind::kNone && stage_ == Stage::kReported) Close(over);
 }
 
-// Called when all rounds of the flush have begun on this rank. The thread in the flush waits for no other rank any
-// more, though a device may still reduce. If it still seemed to wait, the next round might close without this rank.
+// Called when all rounds of the flush have begun on this rank. The thread in the flush waits for no rank any more,
+// though a device may still reduce. If the thread counted as waiting, the next round might close without this rank.
 void Flush::Close(Kind over) {
   StopWaiting();
   over_ = over;

@@ -7,9 +7,9 @@
 
 namespace horovod_partial {
 
-enum class LogLevel : int { kDebug = 10, kInfo = 20, kWarning = 30, kError = 40 };  // the numbers of Python's levels
+enum class LogLevel : int { kDebug = 10, kInfo = 20, kWarning = 30, kError = 40 };  // Python's numbers for levels
 
-// Drops messages below this level. Thread-safe.
+// Sets the lowest level of the messages that are logged. Thread-safe.
 void SetLogLevel(LogLevel level);
 bool Logs(LogLevel level);
 void Log(LogLevel level, Rank rank, const std::string& text);

@@ -15,15 +15,15 @@ namespace horovod_partial {
 struct RoundInfo {
   Round round = -1;       // the round whose result the caller got; the newest round if there were several
   bool late = false;      // true if the contribution goes into a later round
-  int fresh = 0;          // the number of ranks of the caller's group that were on time in that round
-  int gradients = 0;      // the number of gradients of the caller's group in the sum
+  int fresh = 0;          // the number of ranks of the caller's group that were on time in the round
+  int gradients = 0;      // the number of gradients of the caller's group in the result
   int staleness = 0;      // the number of rounds that the caller had missed when it arrived
   bool empty = false;     // true if no missed round had gradients, so the result is no update
-  Members members;        // the ranks whose contributions are in the sum
+  Members members;        // the ranks that have contributed to the result
   std::vector<int> work;  // for each contributing rank: the steps or the iteration that it reported
 };
 
-// An arrival and its result. The bucket's lock guards the members until the operation is done; then they stay the same.
+// An arrival and its result. The bucket's lock guards the members until the operation is done. Then they never change.
 struct Operation : std::enable_shared_from_this<Operation> {
   Bucket::Arrival arrival;
   bool done = false;
@@ -31,8 +31,8 @@ struct Operation : std::enable_shared_from_this<Operation> {
   RoundInfo info;
   Buffer scratch;         // memory for the result if the caller gave no output
   bool recorded = false;  // true if the arrival was recorded, so that the result must be recorded too
-  // For callers that do not wait: called once when the operation is done, by the thread that has completed it, without
-  // a lock of the engine. It may read the operation, but must not block or call the engine.
+  // A function for callers that do not wait. The thread that completes the operation calls it once, when that thread
+  // holds no bucket's lock. The function may read the operation, but must not block or call functions of Engine.
   std::function<void(const Operation&)> on_done;
 };
 

@@ -3,7 +3,7 @@
 namespace horovod_partial {
 namespace {
 
-// Counts the owners that have left in the whole process. In a header, each library would have its own counter.
+// How many owners in this process are gone. In a header, each shared library would have a counter of its own.
 std::atomic<std::uint64_t> departures{0};
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The Python object for which buckets exist on this rank.
+// The owner of a bucket: the Python object for which the bucket exists on this rank.
 #pragma once
 
 #include <atomic>
@@ -9,10 +9,10 @@ namespace horovod_partial {
 // An object that uses buckets, such as an optimizer. When it is gone, its buckets retire (docs/protocol.md, rule 11).
 class Owner {
  public:
-  // A garbage collector may call this, on any thread and under any lock. So it takes no lock and allocates no memory.
+  // A garbage collector may call Leave on any thread, under any lock. So Leave takes no lock and allocates no memory.
   void Leave();
   bool gone() const { return gone_; }
-  // Returns how many owners of this process have left. If the number has changed, this rank has something to report.
+  // Returns how many owners in this process are gone. If the number has changed, this rank has something to report.
   static std::uint64_t Departures();
 
  private:

@@ -11,19 +11,19 @@ struct PossibleArrivals::Graph {
   std::set<Bucket*> buckets;  // the buckets to which runs of this graph have contributed
   std::int64_t run = 0;       // the number of the last run of this graph
   std::set<Bucket*> arrived;  // the buckets that have got a contribution in the last run
-  Time complete = kNever;     // when all of `buckets` had a contribution of the last run; kNever if one lacks it
+  Time complete = kNever;     // since when all `buckets` have had a contribution in the last run, or kNever
 };
 
 namespace {
 
 constexpr Round kRemembered = 8;  // the number of rounds for which a bringer is remembered
 constexpr int kSilentIntervals = 10;
-// A thread that polls a collective of Horovod's at longer intervals may do other work in between.
+// A thread may poll a collective of Horovod's own. At longer intervals than this it may do other work in between.
 constexpr Time kPollGap = std::chrono::milliseconds(100);
-// The end of a thread is no event, so the threads are looked at again after this time.
+// Nothing tells that a thread has ended. So this rank looks again after this time which threads wait.
 constexpr Time kLongestLook = std::chrono::milliseconds(100);
 
-// The bringers of one thread, by the ids of the PossibleArrivals objects. The destructor runs when the thread ends.
+// The bringers of one thread, by the id of the PossibleArrivals object. The destructor runs when the thread ends.
 struct OfThread {
   ~OfThread() {
     for (const auto& [id, bringer] : bringers) bringer->lives = false;
@@ -45,7 +45,7 @@ std::shared_ptr<PossibleArrivals::Bringer> PossibleArrivals::Self() {
   return bringer;
 }
 
-// This and all private functions below are called with the mutex held.
+// SetWaiting, and all private functions below it, are called with the mutex held.
 void PossibleArrivals::SetWaiting(Bringer& bringer, Time since) {
   waiting_ += (since != kNever ? 1 : 0) - (bringer.waits_since != kNever ? 1 : 0);
   bringer.waits_since = since;
@@ -144,9 +144,9 @@ void PossibleArrivals::Bucket::AddWaiter(const std::shared_ptr<Bringer>& waiter,
   waiters_.push_back(waiter);
 }
 
-// Records that a run of a graph contributes to this bucket. A graph is the set of buckets that get contributions in one
-// run. Two graphs that have been in progress at the same time are run by two threads, so each has a bringer of its own.
-// All other graphs share one bringer, because one thread may run them in turn.
+// Records that a run of a TensorFlow graph contributes to this bucket. A graph here is the set of buckets that get
+// contributions in one run. Two graphs that have been in progress at the same time are run by two threads, so each has
+// a bringer of its own. All other graphs share one bringer, because one thread may run them in turn.
 void PossibleArrivals::Bucket::ArriveInRun(std::int64_t run, Time now) {
   auto& graphs = owner_->graphs_;
   const auto same_run =
@@ -313,8 +313,8 @@ bool PossibleArrivals::InProgress(const Bringer& graphs) const {
   });
 }
 
-// Returns in words where a thread waits in the engine of another process set, if it waits in a round 0 or in a flush,
-// or else an empty text. Such a wait needs all ranks, so it does not end while one of them is blocked.
+// Returns in words where a thread waits in another process set: in round 0 of a bucket or in a flush. Returns an empty
+// text if no thread does. A wait in round 0 or a flush needs all ranks, and does not end while one is blocked.
 std::string PossibleArrivals::WaitElsewhere(const void* engine) const {
   for (const Bucket* bucket : buckets_)
     if (bucket->engine_ != engine && bucket->open_ && bucket->round_ == 0 && bucket->WaitsSince() != kNever)
@@ -329,7 +329,7 @@ PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, cons
   Away away;
   away.events = events_;
   away.until = now + kLongestLook;
-  // Returns whether a time has passed. If it has not, the answer of Look holds no longer than until that time.
+  // Returns true if `time` has passed. If it has not, the answer of Look holds no longer than until `time`.
   const auto passed = [&](Time time) {
     if (now > time) return true;
     away.until = std::min(away.until, time);
@@ -342,7 +342,7 @@ PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, cons
     bool absent = false;
   };
   std::map<const Bringer*, State> states;
-  // The buckets of this engine, with their bringers.
+  // The buckets of this process set at which no contribution waits for a round, with their bringers.
   std::vector<std::pair<const Bucket*, std::vector<Bringer*>>> brought;
   for (const Bucket* bucket : buckets_) {
     std::vector<Bringer*> bringers = BringersOf(*bucket);
@@ -353,12 +353,12 @@ PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, cons
   const auto is_parked = [&](const Bringer* bringer, Time least) {
     return bringer->parked_since != kNever && passed(bringer->parked_since + least);
   };
-  bool asks = false;  // true if some thread polls a collective of Horovod's own
+  bool asks = false;  // true if some thread has lately polled a collective of Horovod's own
   for (auto& [bringer, state] : states) {
     const Time since = WaitsSince(*bringer);
     state.waits = since != kNever && passed(since + thresholds.waiting);
-    // TensorFlow does not tell which thread runs a graph. If all graphs have one bringer, and none is in progress, we
-    // assume that the bringer is the thread in the flush, and do not wait for it.
+    // TensorFlow does not tell which thread runs a graph. If all graphs have one bringer, and no graph is in progress,
+    // we assume that the thread in the flush runs the graphs. So the bringer counts as out of training.
     const bool runs_nothing = bringer->graphs && graphs == 1 && !InProgress(*bringer);
     const bool polls = bringer->polled != kNever && !passed(bringer->polled + kPollGap) &&
                        passed(bringer->polls_since + thresholds.parked);
@@ -372,8 +372,8 @@ PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, cons
                                     [](const auto& item) { return item.second.waits || item.second.absent; });
   const bool anybody = !states.empty();
 
-  // If a collective of Horovod's own is outstanding, and no thread has contributed, collected a result or left a flush
-  // for some time, we assume that all threads wait for Horovod, unless the front end tells that none does.
+  // A collective of Horovod's own may be outstanding while no thread has contributed, collected a result or left a
+  // flush for some time. Then we assume that all threads wait for Horovod, unless the front end tells that none does.
   const bool may_be_parked = foreign.since != kNever && (!foreign.told || asks || !parked_.empty()) &&
                              passed(std::max(foreign.since, active_) + thresholds.parked);
   bool all_silent = !brought.empty();

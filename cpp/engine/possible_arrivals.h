@@ -1,4 +1,4 @@
-// Records which threads contribute to which bucket, and which of them still can (docs/protocol.md, rule 7).
+// Records which threads contribute to which bucket, and which threads still can (docs/protocol.md, rule 7).
 #pragma once
 
 #include <array>
@@ -32,8 +32,8 @@ struct Caller {
 // Keeps the bringers of each bucket: the threads that are expected to contribute next. These are the living threads
 // that collected the bucket's results in its last rounds, or else the living threads that contributed. A rank cannot
 // contribute to a bucket while all bringers of the bucket wait. This is exact if each bucket has one thread. It is not
-// exact if threads hand buckets to each other, or wait in ways that this library does not see. So if nothing has
-// happened in a process for long, its threads are judged together.
+// exact if threads hand buckets to each other, or wait in ways that this plugin does not see. So if nothing has
+// happened in a process for long, all its threads are judged together.
 //
 // One object serves all process sets of a process, because a thread that waits in one process set cannot contribute in
 // another. All functions are thread-safe. The mutex guards all members, and no other lock is taken while it is held.
@@ -45,57 +45,57 @@ class PossibleArrivals {
     Time waits_since = kNever;      // since when the bringer has waited for a round or in a flush, or kNever
     Time parked_since = kNever;     // when the bringer began to wait in a collective of Horovod's own, if known
     Time polled = kNever;           // when the bringer last polled a collective of Horovod's own that had not finished
-    Time polls_since = kNever;      // when a series of polls at short intervals began
-    const void* flushes = nullptr;  // the engine in whose flush the bringer waits, or null
+    Time polls_since = kNever;      // when the bringer began to poll such a collective at short intervals
+    const void* flushes = nullptr;  // the process set in whose flush the bringer waits (its engine's address), or null
     bool graphs = false;
   };
 
   struct Graph;  // the buckets to which one run of a graph contributes
 
   struct Thresholds {
-    // A wait for a round or in a flush counts after this time. Most rounds end in a few cycles of Horovod, each 1 ms,
-    // and other ranks need not hear of such waits. If nobody else arrives, the job stands still for this time.
+    // A wait for a round or in a flush is reported after this time. Most rounds end in a few cycles of Horovod, each 1
+    // ms, and other ranks need not hear of so short a wait. If nobody else arrives, the job stands still for this time.
     Time waiting = std::chrono::milliseconds(5);
-    // A wait for a collective of Horovod's own counts after this time. An ordinary collective ends sooner, and does not
-    // put its rank out of training. If the rank does not come for long, the other ranks lose this time.
+    // A thread that waits for a collective of Horovod's own for this time is out of training. An ordinary collective
+    // ends sooner. If a collective takes longer, the other ranks wait for this time before they go on without the rank.
     Time parked = std::chrono::milliseconds(100);
-    Time silence = std::chrono::seconds(1);  // if a process has no event for this time, its threads are judged together
+    Time silence = std::chrono::seconds(1);  // after this time without events, a process's threads are judged together
   };
 
-  // What the engine knows of collectives of Horovod's own.
+  // What this rank knows of collectives of Horovod's own.
   struct Foreign {
     Time since = kNever;  // since when a collective of Horovod's own has been outstanding; kNever if none is
-    bool told = false;    // true if the front end tells which threads wait for these collectives, or poll them
+    bool told = false;    // true if the front end tells which threads wait for or poll collectives of Horovod's own
   };
 
-  // The buckets of one engine to which this rank cannot contribute at present.
+  // Says to which buckets of a process set this rank cannot contribute at present.
   struct Away {
     BucketSet absent;      // buckets whose threads are out of training: in a flush, or in a collective of Horovod's own
     BucketSet waiting;     // buckets whose threads all wait
     bool blocked = false;  // true if all known threads of this process wait or are out of training
-    std::string elsewhere;     // for a blocked rank: where it waits in another process set
-    Time until{0};             // the answer holds until this time, if no event comes before
-    std::uint64_t events = 0;  // the value of events() at the time of the answer
+    std::string elsewhere;     // where a blocked rank waits in another process set, in words
+    Time until{0};             // what this object says holds until this time, if no event comes before
+    std::uint64_t events = 0;  // how many events had happened when Look made this object
     bool operator==(const Away& other) const {
       return absent == other.absent && waiting == other.waiting && blocked == other.blocked &&
              elsewhere == other.elsewhere;
     }
   };
-  // Returns to which buckets of `engine` this rank cannot contribute. `flushes` says that a thread waits in a flush of
-  // `engine`.
+  // Returns to which buckets of `engine` (one process set) this rank cannot contribute. `flushes`: true if a thread
+  // waits in a flush of that process set.
   Away Look(const void* engine, Time now, const Foreign& foreign, bool flushes, const Thresholds& thresholds) const;
 
   // A wait for a round or in a flush. It includes the reduction, and ends when the thread or graph has the result.
   struct Wait {
     Time since = kNever;
-    const void* engine = nullptr;  // the engine of the bucket or flush
+    const void* engine = nullptr;  // the process set of the bucket or flush, as the address of its engine
     std::string what;              // in words, what is waited for
     bool ends = false;             // true if it is a wait until all ranks have ended
   };
   // Returns the longest wait in this process. A wait until all ranks have ended counts only if there is no other wait.
   // Without any wait `since` is kNever.
   Wait LongestWait() const;
-  // While this object lives, the calling thread is in a flush, including the reductions of the flush.
+  // While an object of this class lives, a thread is in a flush. That includes the reductions of the flush.
   class FlushWait {
    public:
     FlushWait(std::shared_ptr<PossibleArrivals> bringers, const void* engine, bool ends, Time now);
@@ -108,7 +108,7 @@ class PossibleArrivals {
     std::list<Wait>::iterator wait_;
   };
 
-  // While this object lives, the calling thread waits in a collective of Horovod's own.
+  // While an object of this class lives, a thread waits in a collective of Horovod's own.
   class ForeignWait {
    public:
     ForeignWait(std::shared_ptr<PossibleArrivals> bringers, Time now);
@@ -121,13 +121,13 @@ class PossibleArrivals {
     const std::shared_ptr<Bringer> self_;
     Time before_ = kNever;  // when the wait that encloses this one began, or kNever
   };
-  // Records that the calling thread has polled a collective of Horovod's own. `over`: the collective has finished.
+  // Records that the calling thread has polled a collective of Horovod's own. `over`: true if the collective is over.
   void Polled(bool over, Time now);
 
-  // Returns how many events have happened that may change the answer of Look. The end of a thread is not counted.
+  // Returns how many events have changed the answer of Look, or may have done so. The end of a thread is not counted.
   std::uint64_t events() const { return events_; }
 
-  // Records that the calling thread waits in a flush of `engine`. Any thread may pass the result to EndFlush.
+  // Records that the calling thread waits in a flush of `engine`. Any thread may then call EndFlush with the result.
   std::shared_ptr<Bringer> BeginFlush(const void* engine, Time now);
   void EndFlush(Bringer& bringer, Time now);
 
@@ -141,17 +141,17 @@ class PossibleArrivals {
 
     // Records a contribution. `round` is the number of rounds of the bucket that have ended on this rank.
     void Arrive(const Caller& caller, Round round, Time now);
-    // Open: a contribution now waits for a round to close. Settle: that round has begun. Done: its result is there.
+    // Open: a contribution now waits for a round to close. Settle: this round has begun. Done: the result is there.
     void Open(Time now);
     void Settle();
     void Done(Round round, Time now);
-    // Called when the calling thread begins or ends a wait for the result. `collects` says that the thread takes the
-    // result, which makes it a bringer.
+    // Called when a thread begins or ends its wait for the result of this bucket. `collects`: true if the thread takes
+    // the result, so that it becomes a bringer.
     void BeginWait(Time now);
     void EndWait(bool collects, Round round, Time now);
     // Makes the calling thread a bringer, because it will contribute next, although other threads contributed before.
     void Claim(Round round);
-    // Returns since when a blocked thread or a graph has waited, or kNever. Neither of them calls BeginWait.
+    // Returns since when a blocked thread or a graph has waited for this bucket, or kNever. They do not call BeginWait.
     Time UnattendedSince() const;
 
    private:
@@ -177,12 +177,12 @@ class PossibleArrivals {
     std::vector<Visit> collections_;
     std::vector<std::shared_ptr<Bringer>> waiters_;
     Time waited_since_ = kNever;        // since when some thread has waited for this bucket
-    std::shared_ptr<Bringer> blocked_;  // the waiting thread of kind kBlockedThread, or null
+    std::shared_ptr<Bringer> blocked_;  // the thread that is blocked until its contribution has a result, or null
     std::shared_ptr<Graph> graph_;      // the graph that contributes to this bucket, or null
     Time free_ = kNever;                // when the last result was collected
     std::array<Time, 8> intervals_{};   // for each of the last rounds: the time from a result to the next contribution
     std::size_t next_interval_ = 0;
-    mutable bool left_out_ = false;  // true if the process seemed to wait for Horovod since the bucket's last result
+    mutable bool left_out_ = false;  // true if all threads seemed to wait for Horovod since the bucket's last result
   };
 
  private:
@@ -201,7 +201,7 @@ class PossibleArrivals {
   std::set<Bucket*> buckets_;
   std::set<std::shared_ptr<Graph>> graphs_;
   std::list<Wait> flush_waits_;
-  std::shared_ptr<Bringer> all_graphs_;  // the bringer of all graphs that have never run at the same time
+  std::shared_ptr<Bringer> all_graphs_;  // the one bringer of all graphs that have never been in progress together
   int open_ = 0;                         // the number of buckets with a contribution whose round has not begun
   int waiting_ = 0;                      // the number of bringers that wait
   std::set<const Bringer*> parked_;      // the threads that wait in a collective of Horovod's own

@@ -3,8 +3,8 @@
 
 namespace horovod_partial {
 
-// An event in the queue of a device, behind the work that a framework has put there. The framework is far ahead of the
-// device. The rank arrives when the event has come; until then nothing may touch the contribution.
+// An event in the queue of a device, behind the work that computes a contribution. A framework queues work long before
+// the device does it. When the event has come, this rank arrives. Until then nothing may touch the contribution.
 class ReadyEvent {
  public:
   virtual ~ReadyEvent() = default;

@@ -47,8 +47,8 @@ bool SharedBucket::Wait(Operation& waited, bool collects, const IsDue& is_due) {
           break;
         }
         surroundings.collectives.Interrupt();
-        // When Horovod shuts down, it calls back for every entry. If it has not done so for the entry of a running
-        // round in time, the entry is lost.
+        // When Horovod shuts down, it calls back for every tensor in its queue. If it has not called back for a running
+        // round after some seconds, it never will.
         const Time now = Now();
         dead_since = surroundings.collectives.Alive() ? kNever : std::min(dead_since, now);
         lock.lock();
@@ -73,7 +73,7 @@ void SharedBucket::Arrive(Calls& calls) {
   arrived = Now();
   surroundings.news = true;
   auto* const recorder = surroundings.Recording();
-  // Under work sharing each micro-batch arrives with the operation of its update.
+  // Under work sharing all micro-batches of an update arrive by one operation, and each of them is recorded.
   if (recorder != nullptr && operation->arrival.input != nullptr && (SharesWork() || !operation->recorded)) {
     operation->recorded = true;
     recorder->Arrived(label(), arrived);
@@ -105,7 +105,7 @@ void SharedBucket::End(Operation& ended, Calls& calls) {
   const Time now = Now();
   const Time since = arrivals.UnattendedSince();
   if (since != kNever) statistics.waited_seconds += SecondsBetween(since, now);
-  arrivals.Done(core.completed(), now);  // threads may still be asleep in a wait, but they wait for no rank any more
+  arrivals.Done(core.completed(), now);  // threads may not have woken up, but they wait for no other rank any more
   finished.notify_all();
   if (ended.on_done)
     calls.Add([on_done = std::exchange(ended.on_done, nullptr), self = ended.shared_from_this()] { on_done(*self); });
@@ -145,7 +145,7 @@ void SharedBucket::Fill(Operation& result, bool late) {
 void SharedBucket::EndRound(Calls& calls) {
   const bool on_time = core.Finish();
   if (core.last().ends) return;
-  // The next report has something that could not be reported while the round was running.
+  // While the round ran, this rank could not report late contributions, or that the bucket's owner is gone.
   if (core.HasUnannounced() || OwnerIsGone()) surroundings.news = true;
   statistics.dropped = core.dropped();
   statistics.summed = core.summed();

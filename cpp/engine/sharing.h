@@ -19,10 +19,10 @@ class WorkSharing {
   WorkSharing(Surroundings& surroundings, const BucketMap& buckets, const Families& families)
       : surroundings_(surroundings), buckets_(buckets), families_(families) {}
 
-  // --- Called by the application's threads
+  // --- Functions that the application's threads call:
   // Blocks until this rank may begin a micro-batch of the open update. Returns the numbers of the micro-batch and of
-  // the update, or nothing if a round must be taken first or `is_due` returns true. With `begins` the micro-batch
-  // counts as begun. The first bucket of the family carries the state of work sharing. Throws EngineError.
+  // the update. Returns nothing if a round must be taken first, or if `is_due` returns true. With `begins` the
+  // micro-batch counts as begun. The first bucket in `names` keeps the state of work sharing. Throws EngineError.
   std::optional<std::pair<int, int>> Next(const Family& names, bool begins, const IsDue& is_due = nullptr);
   // Gives back the micro-batch that was begun last, because it will make no gradient.
   void Return(const std::string& bucket);
@@ -44,10 +44,10 @@ class WorkSharing {
     WorkSharing& sharing_;
   };
 
-  // --- Called by the background thread
-  // Returns what this cycle's report says: true if a thread ends, flushes or joins, and no micro-batch is in progress.
+  // --- Functions that the background thread calls:
+  // Returns true if a thread ends, flushes or joins, and no micro-batch is in progress. This cycle's report says so.
   bool ReportLeaves();
-  // Takes the coordinator's decision which micro-batches this rank may begin. They may be fewer than before.
+  // Hears from the coordinator which micro-batches this rank may begin. These may be fewer than before.
   void Hear(const std::vector<Grants>& grants);
 
  private:
@@ -56,8 +56,8 @@ class WorkSharing {
   Surroundings& surroundings_;
   const BucketMap& buckets_;
   const Families& families_;
-  std::atomic<int> leaving_{0};        // number of threads that end, flush or join; unless 0, no micro-batch begins
-  std::atomic<bool> has_left_{false};  // true if the last report said that this rank leaves: no micro-batch begins
+  std::atomic<int> leaving_{0};        // the number of threads that end, flush or join; unless 0, no micro-batch begins
+  std::atomic<bool> has_left_{false};  // true if the last report said that this rank begins no micro-batch
 };
 
 }  // namespace horovod_partial

@@ -18,23 +18,23 @@
 
 namespace horovod_partial {
 
-// Thrown when the library that runs collectives has failed or shut down. In Python it becomes HorovodInternalError.
+// Thrown when a bucket or Horovod has failed or shut down. In Python it becomes HorovodInternalError.
 struct EngineError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Tells whether the waiting thread has something else to do. Called any number of times, without an engine's lock.
+// Tells whether a waiting thread has something else to do. Called any number of times, while no bucket's lock is held.
 using IsDue = std::function<bool()>;
 
-// How long a wait sleeps before it looks again, so that a lost wake-up is no hang. It is shorter if something else may
-// become due: Horovod's own waits poll at that interval.
+// How long a waiting thread sleeps before it looks again. So it does not hang if a wake-up is lost. With `is_due` the
+// thread looks each millisecond, like Horovod's own waits, because something else may become due.
 inline std::chrono::milliseconds PatienceOf(const IsDue& is_due) { return std::chrono::milliseconds(is_due ? 1 : 100); }
 
-// The monotonic clock that the engine and its callers use.
+// The time by the monotonic clock, for all waits, reports and records.
 inline Time Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
 
 // Counts changes, for threads that wait for one of several things: for the end of a flush or a round, or for a
-// micro-batch that they may begin. Any thread may call these functions, under any lock of the engine.
+// micro-batch that they may begin. Any thread may call these functions, under any other lock.
 class Changes {
  public:
   void Tell() {
@@ -53,7 +53,7 @@ class Changes {
   }
 
  private:
-  mutable std::mutex mutex_;  // guards the count; no other lock is taken while it is held
+  mutable std::mutex mutex_;  // this mutex guards the count; no other lock is taken while it is held
   std::condition_variable changed_;
   std::uint64_t count_ = 0;
 };
@@ -62,19 +62,19 @@ struct Surroundings {
   Collectives& collectives;
   const Rank rank;
   const int size;
-  const void* const engine;  // the address by which PossibleArrivals knows the engine
+  const void* const engine;  // the address of the engine, by which PossibleArrivals tells process sets apart
   const std::shared_ptr<PossibleArrivals> arrivals;
   const std::shared_ptr<FirstFailure> first_failure;
 
-  // The recorder and the process set are set before any other use of the engine.
+  // `recorder` and `process_set` are set by Engine::SetRecorder, before any other use of this object.
   std::shared_ptr<recording::Recorder> recorder{};
   int process_set = 0;  // the number of this process set in the recording
 
-  // Atomic, because the hook that runs in every cycle reads these members and must not wait for the application.
-  std::atomic<bool> news{false};         // true if there is something to report
+  // These members are atomic, because a hook reads them in every cycle, and must not wait for the application.
+  std::atomic<bool> news{false};         // true if this rank has something to report
   std::atomic<int> awaited{0};           // the number of operations whose contribution a device still computes
   std::atomic<bool> shares_work{false};  // true if this process set has a bucket with work sharing
-  std::atomic<int> in_use{0};            // buckets that have had a round and not ended, but not those of replicas
+  std::atomic<int> in_use{0};            // how many buckets a flush waits for: they have had a round and not ended
   Changes changes{};
 
   // Returns the recorder if recording is on, else null.

@@ -38,7 +38,7 @@ milliseconds IntervalOf(const Limits& limits) {
   return std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(shorter / kBeatsInLimit));
 }
 
-// Returns how many heartbeat intervals a limit has, at least kBeatsInLimit. A limit of 0 means for ever, and has
+// Returns how many heartbeat intervals a time limit has, at least kBeatsInLimit. A limit of 0 means for ever, and has
 // INT_MAX intervals.
 int CountOf(Seconds limit, milliseconds interval) {
   if (limit == Seconds(0)) return std::numeric_limits<int>::max();
@@ -51,9 +51,9 @@ std::optional<Watch> WatchFor(Seconds limit, milliseconds interval) {
   return Watch(CountOf(limit, interval));
 }
 
-// Calls `hear` when something may have come, and `pass` after each interval, until one of them returns false or the
-// stop file is readable. `files` adds the files to poll. `hear` always comes before `pass`, so messages that came while
-// this process was stopped are heard first.
+// Calls `hear` when messages may have come, and `pass` after each interval, until one of them returns false or the stop
+// file is readable. `files` adds the files to poll. `hear` is always called before `pass`, so messages that came while
+// this process was stopped are read first.
 template <class Files, class Hear, class Pass>
 void Loop(int stop_file, milliseconds interval, Files files, Hear hear, Pass pass) {
   auto next = Clock::now() + interval;
@@ -112,7 +112,7 @@ class Center final : public Monitor::Watch {
     Connection connection;
     std::string said;          // the part of the first message (hello) that has come so far
     Words words;               // the messages after the hello
-    std::optional<Rank> rank;  // known once the hello has come
+    std::optional<Rank> rank;  // the rank at the other end; known once its hello has come
     Clock::time_point since = Clock::now();
   };
 
@@ -134,7 +134,7 @@ class Center final : public Monitor::Watch {
       peer = HearFrom(*peer) ? std::next(peer) : peers_.erase(peer);
   }
 
-  // Reads from a peer. Returns whether to keep the connection.
+  // Reads what has come over a connection. Returns false if the connection must be closed.
   bool HearFrom(Peer& peer) {
     auto received = peer.connection.Receive();
     if (peer.rank) return HearFromRank(peer, std::move(received));
@@ -153,7 +153,7 @@ class Center final : public Monitor::Watch {
     return true;
   }
 
-  // Reads all that a rank has sent. The last message counts.
+  // Reads all messages that a rank has sent. The last one says what the rank does now.
   bool HearFromRank(Peer& peer, Connection::Received received) {
     using State = Connection::Received::State;
     try {
@@ -186,7 +186,7 @@ class Center final : public Monitor::Watch {
   }
 
   // Tells the other ranks which rank is missing. Waits until they have read the notice, but no longer than
-  // kPartingTimeout, because the end of the connections could overtake the notice.
+  // kPartingTimeout. Otherwise the connections might end before the notice is read.
   void Tell(Rank missing) {
     const std::string notice = std::string(1, kMissing) + MissingNotice{missing}.Encode();
     for (auto& peer : peers_) {
@@ -337,7 +337,7 @@ Monitor::Monitor(std::unique_ptr<Watch> watch, std::string endpoint, Flag rests)
 }
 
 Monitor::~Monitor() {
-  // In a forked process: the thread runs in the parent, and another thread may have its id here.
+  // A forked process does not have the monitor's thread, and another thread may have its id. So it is not joined.
   if (getpid() != process_) {
     static_cast<void>(thread_.release());
     return;

@@ -26,7 +26,7 @@ struct Limits {
   Seconds stall{0};
 };
 
-// Functions that the monitor's thread calls. They must not hold it up.
+// Functions that the monitor's thread calls. They must return soon, because no heartbeat is sent meanwhile.
 struct Calls {
   // Called once, when a rank is missing. On rank 0 it is called after the other ranks have been told.
   std::function<void(Rank missing)> missing;
@@ -37,13 +37,13 @@ struct Calls {
   std::function<void(const std::string& text, const std::string& doing)> tell;
 };
 
-// The monitor of one rank. Its thread sends ten heartbeats within the shorter of its limits, and receives heartbeats.
-// Rank 0 hears from all other ranks what they do, and tells them which rank is missing, and when to write their stacks.
-// The other ranks hear from rank 0 only. A rank is not missing if its process has ended, or if it has stopped its
-// monitor.
+// The monitor of one rank. Its thread sends ten heartbeats within the shorter of its two limits, and receives
+// heartbeats. Rank 0 hears from all other ranks what they do. It tells them which rank is missing, and when to write
+// their stacks. The other ranks hear from rank 0 only. A rank is not missing if its process has ended, or if it has
+// stopped its monitor.
 //
-// The thread never waits for the application or the interpreter. Only the thread uses the sockets. The application
-// stops it through a file that wakes it. In a forked process there is no thread, and the monitor does nothing.
+// The monitor's thread never waits for the application or the interpreter. Only this thread uses the sockets. The
+// application stops it by a file that wakes it. A forked process has no such thread, and its monitor does nothing.
 class Monitor {
  public:
   // Makes the monitor of rank 0. Throws std::system_error if it cannot listen.
@@ -62,7 +62,7 @@ class Monitor {
   // waiting for it. Its heartbeats go on, so other ranks still notice if it is missing.
   void Rest() { *rests_ = true; }
 
-  // What the monitor's thread runs. Run returns by itself, or when `stop_file` becomes readable.
+  // What the monitor's thread runs. Run returns if a rank is missing, rank 0 has ended, or `stop_file` is readable.
   class Watch {
    public:
     virtual ~Watch() = default;
@@ -73,7 +73,7 @@ class Monitor {
   using Flag = std::shared_ptr<std::atomic<bool>>;
   Monitor(std::unique_ptr<Watch> watch, std::string endpoint, Flag rests);
 
-  pid_t process_;  // the process in which the thread runs
+  pid_t process_;  // the process in which the monitor's thread runs
   File stop_file_;
   std::string endpoint_;
   Flag rests_;

@@ -7,7 +7,7 @@
 
 namespace horovod_partial::heartbeat {
 
-// Refers to the process itself, because a process number may be given to another process when this one has ended.
+// Refers to the process itself and not to its number: when a process has ended, another one may get its number.
 class Neighbour {
  public:
   // Kill does nothing if no process has this number, or if the kernel cannot refer to a process (before Linux 5.3).

@@ -25,7 +25,7 @@
 namespace horovod_partial::heartbeat {
 namespace {
 
-// The files that are open in this process. A forked process closes its copies, and its File objects then close nothing.
+// The files of all File objects in this process. A forked process closes its copies, so its objects close nothing.
 class OpenFiles {
  public:
   OpenFiles() {
@@ -45,14 +45,14 @@ class OpenFiles {
   }
 
  private:
-  // Runs in the child of a fork. The fork has locked the mutex.
+  // Runs in the child process after a fork. Before the fork its parent has locked the mutex.
   void CloseInChild() {
     for (const int number : numbers_) close(number);
     numbers_.clear();
     mutex_.unlock();
   }
 
-  std::mutex mutex_;  // guards the numbers
+  std::mutex mutex_;  // this mutex guards the numbers of the open files
   std::set<int> numbers_;
 };
 
@@ -87,7 +87,7 @@ std::uint16_t PortOf(int number) {
                                            : reinterpret_cast<sockaddr_in&>(bound).sin_port);
 }
 
-// Waits for one of the events, for at most `timeout`. Returns whether one has come. Signals do not shorten the wait.
+// Waits for one of the events on a file, at most for `timeout`. Returns true if one came. Signals do not end the wait.
 bool Await(int number, short events, std::chrono::milliseconds timeout) {
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + timeout;
@@ -147,7 +147,7 @@ Connection::Received Connection::Receive() const {
   const ssize_t count = recv(number(), received.bytes.data(), received.bytes.size(), MSG_DONTWAIT);
   received.bytes.resize(count < 0 ? 0 : static_cast<std::size_t>(count));
   if (count > 0 || (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) return received;
-  // A process that ends before it has read everything resets its connections.
+  // A process that ends before it has read everything resets its connections. So a reset means that it has ended.
   const bool ended = count == 0 || errno == ECONNRESET || errno == EPIPE;
   received.state = ended ? Received::State::kEnded : Received::State::kLost;
   return received;

@@ -47,7 +47,7 @@ class Connection {
     State state = State::kOpen;
     std::string bytes;  // the bytes that have come, at most 4 KiB
   };
-  // Returns what has come. Does not wait.
+  // Returns the bytes that have come, and whether the connection is still open. Does not wait.
   Received Receive() const;
   // Ends sending. The other end receives kEnded when it has read everything.
   void CloseSending() const;
@@ -79,13 +79,13 @@ class Listener {
 // addresses.
 std::vector<std::string> OwnAddresses();
 
-// Returns nothing if no connection is made in time.
+// Connects to `port` at `address`. Returns nothing if no connection is made in time.
 std::optional<Connection> Connect(const std::string& address, std::uint16_t port, std::chrono::milliseconds timeout);
 
 std::string RandomBytes(std::size_t count);
 
-// Both functions wait for at most `timeout`. IsReadable returns whether there is something to read or the other end has
-// closed, IsWritable whether something can be written.
+// Both functions wait for at most `timeout`. IsReadable returns true if there is something to read, or if the other end
+// has closed. IsWritable returns true if something can be written.
 bool IsReadable(int number, std::chrono::milliseconds timeout);
 bool IsWritable(int number, std::chrono::milliseconds timeout);
 

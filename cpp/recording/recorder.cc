@@ -33,7 +33,7 @@ std::string HostName() {
   return name;
 }
 
-// Returns a name for this machine's monotonic clock, which is the same for all processes that share the clock.
+// Returns a name for this machine's monotonic clock. All processes that share the clock get the same name.
 std::string NameOfClock() {
   std::string name;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), name);
@@ -54,7 +54,7 @@ void Recorder::Begin(const std::string& directory, std::size_t most_bytes) {
     wall_ = std::chrono::system_clock::now().time_since_epoch();
     ending_ = false;
   }
-  // Segments calls this function for a file's first lines, here or on the writing thread, never with the lock held.
+  // Segments calls this lambda for the first lines of each file, here or on the writing thread, never under the lock.
   segments_ = std::make_unique<Segments>(directory + '/' + NameOfRun(run_), "rank-" + std::to_string(origin_.rank),
                                          most_bytes, [this](int segment) {
                                            std::lock_guard<std::mutex> lock(mutex_);
@@ -90,13 +90,13 @@ void Recorder::WriteEverySecond() {
       segments_->Write(lines);
       lock.lock();
     }
-  } catch (const std::exception& error) {  // the lock is not held here, because only the writing throws
+  } catch (const std::exception& error) {  // only the writing throws, and it does not hold the lock
     on_ = false;
     complain_(std::string("the recording has ended: ") + error.what());
   }
 }
 
-// TakeLines, Header, Micros and NumberOf are called with the lock held.
+// TakeLines, Header, Micros and NumberOf are called with `mutex_` held.
 std::string Recorder::TakeLines() {
   const std::string buckets = buckets_.TakeLine();
   known_buckets_ += buckets;

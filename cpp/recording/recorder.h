@@ -31,7 +31,7 @@ struct BucketLabel {
   std::size_t bytes;
 };
 
-// What a recording says of a result.
+// What a recording says of the result of a round.
 struct Result {
   Round round;
   bool late;
@@ -63,12 +63,12 @@ struct DecidedRound {
   Members delivered;
 };
 
-// Records one rank in one generation of Horovod. Threads of the application and of Horovod call it. A call costs a lock
-// and some digits in memory, and returns at once if nothing is recorded. A thread of its own writes to disk once a
-// second.
+// Records what one rank does in one generation of Horovod. Threads of the application and of Horovod call it. A call
+// takes a lock and adds some digits to a text in memory. It returns at once if nothing is recorded. A separate thread
+// writes to disk once a second.
 class Recorder {
  public:
-  // What a recording says of the process.
+  // Which rank is recorded, of how many ranks.
   struct Origin {
     Rank rank;
     int size;
@@ -81,20 +81,20 @@ class Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  // Sets the number of the run, in milliseconds of Unix time, the same on all ranks. To be called before Begin.
+  // Sets the number of the run: a Unix time in milliseconds, the same on all ranks. To be called before Begin.
   void SetRun(std::int64_t milliseconds) { run_ = milliseconds; }
 
   // Records everything from now on, in a folder for this run below `directory`, in at most `most_bytes`. Throws
   // std::runtime_error if it cannot write there, or if it records already.
   void Begin(const std::string& directory, std::size_t most_bytes);
-  // Writes what is left, and ends the recording. Writes nothing in a forked child.
+  // Writes what has not been written yet, and ends the recording. Writes nothing in a forked child.
   void End();
   bool on() const { return on_; }
 
   void Arrived(const BucketLabel& bucket, Time time);
   void Got(const BucketLabel& bucket, Time time, const Result& result);
   void Waited(const BucketLabel& bucket, Time begin, Time end);
-  // A wait for an operation of Horovod's own.
+  // Records a wait for an operation of Horovod's own.
   void WaitedForHorovod(Time begin, Time end);
   void Applied(const BucketLabel& bucket, Time time, Round round, int rounds, int gradients);
   void Handed(Time time, std::int64_t tensors);
@@ -113,18 +113,18 @@ class Recorder {
   std::int64_t run_ = 0;
   std::atomic<bool> on_{false};
 
-  std::mutex life_mutex_;  // guards the members below: one thread at a time begins or ends a recording
+  std::mutex life_mutex_;  // this mutex guards the members below: one thread at a time begins or ends a recording
   std::thread thread_;
-  std::atomic<pid_t> process_{0};       // the process in which the thread runs
+  std::atomic<pid_t> process_{0};       // the process in which the writing thread runs
   std::unique_ptr<Segments> segments_;  // the recording's files; while `thread_` runs, only it uses them
 
-  std::mutex mutex_;  // guards the members below; may be taken under a bucket's lock, and no lock is taken under it
+  std::mutex mutex_;  // guards the members below; may be taken under a bucket's lock, and no lock may be taken under it
   std::condition_variable ends_;
   bool ending_ = false;
   Time begun_{0};
-  Time wall_{0};                                                 // the Unix time at begun_
-  std::map<std::pair<int, std::string>, std::int64_t> numbers_;  // the numbers of buckets, by process set and name
-  std::string known_buckets_;  // the table of buckets so far, which each later file repeats
+  Time wall_{0};                                                 // the Unix time when the recording began
+  std::map<std::pair<int, std::string>, std::int64_t> numbers_;  // the number of each bucket, by process set and name
+  std::string known_buckets_;  // the table of buckets so far; each later file repeats it
   StepCounter arrival_steps_;
   StepCounter reduction_steps_;
   Table buckets_{"buckets", {"bucket", "name", "policy", "process_set", "bytes"}};

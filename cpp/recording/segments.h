@@ -1,4 +1,4 @@
-// The files (segments) of one recording. Their total size stays below a limit, because the oldest file is removed.
+// The files (segments) of one recording. The oldest file is removed, so that their total size stays below a limit.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace horovod_partial::recording {
 
-// Writes go to the system at once, so they are not lost if the process dies. To be used by one thread.
+// Writes go to the operating system at once, so no lines are lost if the process dies. To be used by one thread.
 class Segments {
  public:
   static constexpr int kSegments = 4;

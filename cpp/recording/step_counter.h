@@ -1,4 +1,4 @@
-// Numbers the steps of a training by the names of the tensors that are reduced: each step has the same names.
+// Counts the steps of a training by the names of the tensors that are reduced: each step has the same names.
 #pragma once
 
 #include <algorithm>
@@ -10,12 +10,12 @@
 
 namespace horovod_partial::recording {
 
-// A name that comes again begins the next step. Not thread-safe.
+// A tensor name that comes again begins the next step. Not thread-safe.
 class StepCounter {
  public:
   // Returns the number of the step, from 0, in which all tensors of these names are reduced.
   std::int64_t Count(const std::vector<std::string>& names) {
-    std::vector<std::size_t> hashes;  // if two names have one hash, a step begins too early; nothing worse
+    std::vector<std::size_t> hashes;  // if two names have one hash, a step begins too early, but nothing worse happens
     for (const std::string& name : names) hashes.push_back(std::hash<std::string>{}(name));
     const bool is_full = seen_.size() >= kMostNames;
     if (is_full ||

@@ -11,7 +11,7 @@ namespace horovod_partial::recording {
 
 class Table {
  public:
-  // Names must need no escapes in JSON.
+  // Takes the name of the table and the names of its columns. They must need no escapes in JSON.
   Table(const char* name, std::vector<const char*> columns);
 
   // Adds a row, with a value for each column: whole numbers, texts or lists of ranks.
@@ -22,13 +22,13 @@ class Table {
     ++rows_;
   }
 
-  // Returns the rows as a line with its line feed, and forgets them. Returns an empty text if there are no rows.
+  // Returns the rows as one line of JSON, with a line feed, and forgets them. Returns an empty text without any rows.
   std::string TakeLine();
 
  private:
   struct Column {
     const char* name;
-    std::string values;  // separated by commas
+    std::string values;  // the values of this column, separated by commas
   };
   void Append(Column& column, std::int64_t number);
   void Append(Column& column, const std::string& text);
@@ -40,7 +40,7 @@ class Table {
   std::size_t rows_ = 0;
 };
 
-// Returns a text as JSON writes it, with quotation marks.
+// Returns a text as a JSON string, with quotation marks and escapes.
 std::string Quoted(const std::string& text);
 
 }  // namespace horovod_partial::recording

@@ -1,4 +1,4 @@
-// Simulated time.
+// Simulated time: conversions from and to seconds, and the times of cycles.
 #pragma once
 
 #include <chrono>

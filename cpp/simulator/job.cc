@@ -10,10 +10,10 @@ namespace horovod_partial {
 namespace {
 
 constexpr double kSignalBytes = 4;
-constexpr Time kWaiting = std::chrono::milliseconds(5);  // the default of PossibleArrivals::Thresholds
+constexpr Time kWaiting = std::chrono::milliseconds(5);  // when a wait is reported, as in PossibleArrivals::Thresholds
 constexpr Round kForEver = std::numeric_limits<std::int32_t>::max();
 
-// Bucket names have one length, so they sort like the messages. The coordinator closes a cycle's rounds in this order.
+// All bucket names are equally long, so they sort like the messages. The coordinator closes rounds in this order.
 constexpr std::size_t kFirstName = 1000000;
 std::string NameOfMessage(std::size_t message) { return std::to_string(kFirstName + message); }
 std::size_t MessageOfName(const std::string& name) { return std::stoul(name) - kFirstName; }
@@ -38,7 +38,7 @@ JobConfig Checked(JobConfig config) {
   return config;
 }
 
-// The policy of the bucket that ends periods: a round closes when the first rank has taken its steps.
+// The policy of the bucket that ends periods. Its round closes when the first rank has taken the steps of a period.
 Policy SignalPolicy() {
   Policy policy;
   policy.max_staleness = kForEver;
@@ -124,7 +124,7 @@ void Job::StartStep(Rank rank) {
   Compute(rank);
 }
 
-// Arrives with all messages that are ready now. It runs again when the next message is ready, or when the compute ends.
+// Makes a rank arrive with all messages that are ready. Runs again when another one is ready, or the compute ends.
 void Job::Compute(Rank rank) {
   RankState& state = At(rank);
   while (state.next < config_.messages.size()) {
@@ -146,7 +146,7 @@ void Job::Compute(Rank rank) {
   Proceed(rank);
 }
 
-// Goes on with a computed step, unless results are outstanding: averages if that is due, and begins the next step.
+// Goes on after the compute of a step, unless results are outstanding. Averages if due, and begins the next step.
 void Job::Proceed(Rank rank) {
   RankState& state = At(rank);
   if (state.outstanding > 0) return;
@@ -210,7 +210,7 @@ void Job::HaveNews(Rank rank) {
 Time Job::NextNegotiation() const {
   if (over_) return kNever;
   // No round closes without an arrival, except at the end of the job. So if no arrival waits for a round to close, no
-  // rank asks for a negotiation. The coordinator may, to hear that a round has ended.
+  // rank asks for a negotiation. The coordinator may ask for one, to hear that a round has ended.
   const bool idle = open_ == 0 && ended_ < config_.ranks;
   const Time wanted = idle ? deadline_ : std::min(wanted_, deadline_);
   if (wanted == kNever) return kNever;
@@ -321,7 +321,7 @@ void Job::Finish() {
     RankState& state = At(rank);
     Local& local = state.locals[reduction.message];
     const bool on_time = local.bucket.Finish();
-    // The rank reports its kept model after each round, and a contribution that came while the round was reduced.
+    // After each round the rank reports its kept model, or a contribution that came while the round was reduced.
     if (local.bucket.HasUnannounced() || local.bucket.options().late == Late::kKeep) {
       MakeReportable(state, reduction.message);
       HaveNews(rank);

@@ -55,8 +55,8 @@ struct JobResult {
 //
 // Reports and closings take no time: a negotiation knows every arrival before it. If negotiations take time in reality,
 // the costs of reductions must include that. Ranks report that they wait (rule 7) only when nothing else can happen.
-// That happens only at the end of a job: fewer ranks than a quorum are left, and some ranks were too late for one
-// message, others for another. Before the end, all ranks arrive at the messages of a step in the same order.
+// That happens only at the end of a job: fewer ranks than a quorum have steps to do, and some ranks were too late for
+// one message, others for another. Before the end, all ranks arrive at the messages of a step in the same order.
 class Job {
  public:
   // Throws std::invalid_argument if the lengths in `config` do not fit together.
@@ -74,7 +74,7 @@ class Job {
     double value = 0;  // the application's tensor, which is input and output of an arrival
     Time arrived{0};
     bool outstanding = false;  // true if the application waits for the result of the arrival
-    bool reportable = false;   // true if the next report of the rank must look at this message
+    bool reportable = false;   // true if the rank's next report may have to say something of this message
   };
   struct RankState {
     std::vector<Local> locals;            // one for each message; the bucket that ends periods comes last

@@ -43,7 +43,7 @@ SharedJobResult SharedJob::Run() {
     for (int left = config_.ranks * config_.passes; left > 0;) {
       const Time negotiation = NextNegotiation();
       if (ends_.empty() && negotiation == kNever) throw std::logic_error("no rank gets the next micro-batch");
-      // If a cycle begins when a micro-batch ends, the end comes first, and the cycle hears of it.
+      // If a cycle begins at the moment when a micro-batch ends, the end is simulated first, and the cycle knows of it.
       if (ends_.empty() || negotiation < ends_.top().first) {
         now_ = negotiation;
         Negotiate();
@@ -119,7 +119,7 @@ double SharedJob::ListSchedule() const {
   std::vector<double> own(first, first + micro_batches);
   std::sort(own.begin(), own.end(), std::greater<>());
   const auto pace = [this](Rank rank) { return config_.compute + config_.in_each[Cell(rank, config_.ranks)]; };
-  using Free = std::pair<double, Rank>;  // when the rank could end one more micro-batch
+  using Free = std::pair<double, Rank>;  // when a rank could end one more micro-batch, and the rank
   std::priority_queue<Free, std::vector<Free>, std::greater<>> ranks;
   for (Rank rank = 0; rank < config_.ranks; ++rank)
     ranks.emplace(config_.in_first[Cell(rank, config_.ranks)] + pace(rank), rank);

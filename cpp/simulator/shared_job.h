@@ -20,11 +20,11 @@ struct SharedJobConfig {
   int passes = 1;  // the number of micro-batches of an update, divided by the number of ranks
   int updates = 1;
   double compute = 0;  // the time of a micro-batch without its delay; above 0
-  // The delay of a micro-batch is the sum of its delays in these three tables.
+  // The delay of a micro-batch is the sum of its delays in `in_first`, `in_each` and `in_own`.
   std::vector<double> in_first;              // [update * ranks + rank]: the delay of the first micro-batch of the rank
   std::vector<double> in_each;               // [update * ranks + rank]: the delay of each micro-batch of the rank
-  std::vector<double> in_own;                // [update * micro-batches + micro-batch]: its delay, on any rank
-  std::vector<JobConfig::Message> messages;  // the messages; `ready` is a time in the compute of the last micro-batch
+  std::vector<double> in_own;                // [update * micro-batches + micro-batch]: its delay, on whatever rank
+  std::vector<JobConfig::Message> messages;  // `ready` counts from the start of the last micro-batch's compute
   LinearCost cost;                           // the cost of a reduction
   double cycle = 0;                          // the least time from one negotiation to the next
 };
@@ -32,7 +32,7 @@ struct SharedJobConfig {
 struct SharedJobResult {
   std::vector<double> ends;  // [update]: when the update ended
   std::vector<int> made;     // [update * ranks + rank]: the number of micro-batches that the rank has made
-  // [update]: how long the micro-batches would take by a list schedule that knows their times. The longest micro-batch
+  // [update]: how long the micro-batches would take by a list schedule that knows all times. The longest micro-batch
   // goes first, to the rank that would end it first. If all delays belong to ranks, no schedule is shorter.
   std::vector<double> bounds;
 };

@@ -1,5 +1,5 @@
-// Operations on one bucket. No thread waits in them: a kernel arrives, and the thread that finishes the round calls
-// TensorFlow back. As a rule this is Horovod's background thread, as with Horovod's own operations.
+// Operations on one bucket. No thread waits in them: a kernel hands over a contribution, and the thread that finishes
+// the round calls TensorFlow back. Mostly that is Horovod's background thread, as with Horovod's own operations.
 #include <tensorflow/core/framework/op_kernel.h>
 #include <tensorflow/core/framework/resource_handle.h>
 
@@ -57,36 +57,35 @@ class ArriveOp final : public tensorflow::AsyncOpKernel {
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     const absl::Status status = AsStatus([&] { return Start(context, done); });
-    if (status.ok()) return;  // the context may be gone by now
+    if (status.ok()) return;  // `done` may have been called, and the context destroyed
     context->SetStatus(status);
     done();
   }
 
  private:
-  // Arrives at the bucket. If this succeeds, `done` is called once, maybe before this returns. If this fails or throws,
-  // it never calls `done`.
+  // Hands a contribution to the bucket. If this succeeds, `done` is called once, maybe before this function returns. If
+  // this fails or throws, `done` is never called.
   absl::Status Start(OpKernelContext* context, const DoneCallback& done) const {
-    const int count = context->num_inputs() - 2;  // the bucket is the first input, and the work is the last
+    const int count = context->num_inputs() - 2;  // the first input is the bucket, and the last is `work`
     std::vector<std::int64_t> elements;
     for (int i = 1; i <= count; ++i) elements.push_back(context->input(i).NumElements());
-    std::shared_ptr<attach::Stream> stream = StreamOf(context);
-    const attach::Stream& queue = *stream;
+    const std::shared_ptr<const attach::Stream> stream = StreamOf(context);
     const std::shared_ptr<attach::Session> session = attach::SessionOf(LibraryPath(), process_set_);
-    absl::Status status = Check(session->engine(), queue.device());
+    absl::Status status = Check(session->engine(), stream->device());
     if (!status.ok()) return status;
-    const auto tensors = std::make_shared<PackedTensors>(std::move(stream), type_, elements);
-    status = tensors->Allocate(context, 1);
+    const auto tensors = std::make_shared<PackedTensors>(stream, type_, elements);
+    status = tensors->Allocate(context);
     for (int i = 1; i <= count && status.ok(); ++i)
       status = tensors->Put(static_cast<std::size_t>(i - 1), context->input(i));
     if (!status.ok()) return status;
-    BucketConfig config{spec_, &attach::MemoryOf(queue.device()), CoreType(type_), tensors->shape()};
+    BucketConfig config{spec_, &attach::MemoryOf(stream->device()), CoreType(type_), tensors->shape()};
     config.spec.policy.description = tensors->Describe(spec_.policy.description);
-    // In eager code TensorFlow calls this in the application's thread, which sleeps until `done` is called.
+    // In eager code TensorFlow calls this kernel in the application's thread. The thread sleeps until `done` is called.
     const Caller caller{graph_ ? Caller::Kind::kGraph : Caller::Kind::kBlockedThread, context->step_id()};
     const int work = context->input(count + 1).scalar<int>()();
     const auto handle = session->engine().Declare(bucket_, config);
     session->engine().Arrive(
-        handle, {tensors->source(), tensors->target(), 1, work}, queue.Record(),
+        handle, {tensors->source(), tensors->target(), 1, work}, stream->Record(),
         [context, done, count, tensors](const Operation& operation) {
           const absl::Status result = SetOutputs(context, count, *tensors, operation);
           if (!result.ok()) context->SetStatus(result);
@@ -96,7 +95,7 @@ class ArriveOp final : public tensorflow::AsyncOpKernel {
     return absl::OkStatus();
   }
 
-  // Fails if tensors on this device are refused, or if the number of ranks has changed since the graph was made.
+  // Fails if tensors on `device` are refused, or if the number of ranks has changed since this operation was made.
   absl::Status Check(const Engine& engine, int device) const {
     if (device != Memory::kHost && !GpuRefusal().empty())
       return absl::InvalidArgumentError("rank " + std::to_string(engine.rank()) + ": " + bucket_ + ": " + GpuRefusal());
@@ -110,7 +109,7 @@ class ArriveOp final : public tensorflow::AsyncOpKernel {
                                  const Operation& operation) {
     if (!operation.error.empty()) return absl::UnknownError(operation.error);
     for (int i = 0; i < count; ++i) {
-      const absl::Status status = tensors.SetResult(context, i, static_cast<std::size_t>(i));
+      const absl::Status status = tensors.SetResult(context, i);
       if (!status.ok()) return status;
     }
     return SetRoundInfo(context, count, operation);

@@ -13,7 +13,7 @@ namespace horovod_partial::tf {
 // the order of this stream.
 std::unique_ptr<attach::Stream> StreamOf(tensorflow::OpKernelContext* context);
 
-// True if there are kernels for GPUs. They are there only if Horovod reduces tensors on GPUs.
+// True if this build has kernels for GPUs. It has them only if Horovod can reduce tensors on GPUs.
 #if HOROVOD_PARTIAL_GPU_KERNELS
 inline constexpr bool kHasGpuKernels = true;
 #define HOROVOD_PARTIAL_GPU_KERNEL(definition, Kernel) \
@@ -23,8 +23,8 @@ inline constexpr bool kHasGpuKernels = false;
 #define HOROVOD_PARTIAL_GPU_KERNEL(definition, Kernel) static_assert(true)
 #endif
 
-// Registers a kernel for every device. In the definition, handles of buckets and everything that the host reads or
-// writes must be `HostMemory`.
+// Registers a kernel for every kind of device. In `definition`, handles of buckets must be `HostMemory`, and so must
+// everything that the kernel reads or writes on the host.
 #define REGISTER_KERNELS(definition, Kernel)                                  \
   REGISTER_KERNEL_BUILDER(definition.Device(tensorflow::DEVICE_CPU), Kernel); \
   HOROVOD_PARTIAL_GPU_KERNEL(definition, Kernel)

@@ -14,7 +14,7 @@ std::string& Path() {
 
 // Why tensors on GPUs are refused. The application's threads set it, and TensorFlow's threads read it.
 struct Refusal {
-  std::mutex mutex;  // guards the text
+  std::mutex mutex;  // guards `text`
   std::string text;
 };
 
@@ -34,7 +34,7 @@ std::string GpuRefusal() {
 
 }  // namespace horovod_partial::tf
 
-// Functions that horovod_partial/tensorflow/graph.py calls.
+// Marks functions that horovod_partial/tensorflow/graph.py calls.
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
 EXPORTED void horovod_partial_set_library(const char* path) { horovod_partial::tf::Path() = path; }

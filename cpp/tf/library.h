@@ -5,7 +5,7 @@
 
 namespace horovod_partial::tf {
 
-// The path of TensorFlow's Horovod. It is set once, when Python imports the operations.
+// Returns the path of TensorFlow's Horovod library. Python sets it once, when it loads the operations.
 const std::string& LibraryPath();
 
 // Returns why tensors on GPUs are refused, or an empty text if they are accepted.

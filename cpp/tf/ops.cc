@@ -15,12 +15,12 @@ REGISTER_OP("HorovodPartialBucket")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// Stateful, because TensorFlow must not drop this operation, merge equal ones, or run it while it optimises the graph.
+// An arrival is stateful: TensorFlow must not drop it, merge equal ones, or run it while it optimises the graph.
 REGISTER_OP("HorovodPartialArrive")
     .Attr("T: {int32, int64, half, float, double}")
     .Attr("process_set: int")
     .Attr("size: int >= 1")
-    .Attr("spec: string")  // comes from Python's BucketSpec.encode; only the core reads it
+    .Attr("spec: string")  // the bytes of Python's BucketSpec.encode; only the core reads them
     .Attr("N: int >= 1")
     .Attr("bucket: string")
     .Attr("graph: bool")
@@ -51,7 +51,7 @@ members: the ranks whose contributions are in the result.
 member_work: theirs, as they passed it.
 )doc");
 
-// Stateful, because otherwise TensorFlow would merge equal operations.
+// HorovodPartialMemory is stateful, because otherwise TensorFlow would give equal operations one piece of memory.
 REGISTER_OP("HorovodPartialMemory")
     .Attr("T: {int32, int64, half, float, double}")
     .Attr("N: int >= 1")
@@ -63,7 +63,7 @@ REGISTER_OP("HorovodPartialMemory")
 Tensors of one bucket, side by side as they travel; what is in them is undefined.
 )doc");
 
-// This operation takes the handles of all its buckets, so it runs between the arrivals of one step and of the next.
+// HorovodPartialTakeRound has its buckets as inputs. So it runs after a step's arrivals, and before the next step's.
 REGISTER_OP("HorovodPartialTakeRound")
     .Attr("N: int >= 1")
     .Attr("buckets: list(string)")

@@ -45,15 +45,14 @@ PackedTensors::PackedTensors(std::shared_ptr<const attach::Stream> stream, tenso
       offsets_(PackedOffsets(elements, tensorflow::DataTypeSize(type))),
       shapes_(elements.size()) {}
 
-absl::Status PackedTensors::Allocate(OpKernelContext* context, int input) {
+absl::Status PackedTensors::Allocate(OpKernelContext* context) {
   if (shapes_.size() > 1) {
     const absl::Status status = context->allocate_temp(type_, TensorShape({offsets_.back()}), &source_);
     target_ = source_;
     return status;
   }
   Tensor* output = nullptr;
-  const absl::Status status =
-      context->forward_input_or_allocate_output({input}, 0, context->input(input).shape(), &output);
+  const absl::Status status = context->forward_input_or_allocate_output({1}, 0, context->input(1).shape(), &output);
   if (status.ok()) target_ = *output;
   return status;
 }
@@ -82,7 +81,7 @@ std::vector<std::int64_t> PackedTensors::shape() const {
 }
 
 std::string PackedTensors::Describe(const std::string& policy) const {
-  if (shapes_.size() == 1) return policy;  // the declaration has the shape of a single tensor, which the ranks compare
+  if (shapes_.size() == 1) return policy;  // ranks compare the shape of a single tensor by its declaration
   std::string text = policy + " shapes=";
   for (const TensorShape& shape : shapes_) text += shape.DebugString();
   return text;
@@ -92,9 +91,10 @@ void* PackedTensors::source() const { return Address(source_); }
 
 void* PackedTensors::target() const { return Address(target_); }
 
-absl::Status PackedTensors::SetResult(OpKernelContext* context, int output, std::size_t index) const {
+absl::Status PackedTensors::SetResult(OpKernelContext* context, int index) const {
   if (shapes_.size() == 1) return absl::OkStatus();
-  return SetView(context, output, target_, offsets_[index], shapes_[index]);
+  const auto at = static_cast<std::size_t>(index);
+  return SetView(context, index, target_, offsets_[at], shapes_[at]);
 }
 
 absl::Status SetRoundInfo(OpKernelContext* context, int first_output, const Operation& operation) {

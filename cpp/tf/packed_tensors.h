@@ -29,22 +29,22 @@ class PackedTensors {
   PackedTensors(std::shared_ptr<const attach::Stream> stream, tensorflow::DataType type,
                 const std::vector<std::int64_t>& elements);
 
-  // Allocates memory for the results, and for the tensors if there are several. The first tensor is input number
-  // `input`. The result of a single tensor becomes the first output. It is written over the tensor if nothing else
-  // needs the tensor, so call this before the tensor has another owner.
-  absl::Status Allocate(tensorflow::OpKernelContext* context, int input);
-  // Puts a tensor into the message. On a device the copy is queued.
+  // Allocates memory for the results, and for the tensors if there are several. A single tensor is the second input of
+  // the kernel, and its result becomes the first output. The result is written over the tensor if the tensor has no
+  // other owner. So call this before Put, which makes this object an owner.
+  absl::Status Allocate(tensorflow::OpKernelContext* context);
+  // Puts a tensor into the message. A copy on a GPU is only queued on the stream.
   absl::Status Put(std::size_t index, const tensorflow::Tensor& tensor);
 
-  // --- To be called only when all tensors are in the message
+  // --- Functions that may be called only when all tensors are in the message
   std::vector<std::int64_t> shape() const;
   // Returns the text of a policy with the shapes of the tensors. The ranks compare it, because tensors of other shapes
   // may have the same total size.
   std::string Describe(const std::string& policy) const;
   void* source() const;
   void* target() const;
-  // Makes the result of a tensor an output in the shape of that tensor.
-  absl::Status SetResult(tensorflow::OpKernelContext* context, int output, std::size_t index) const;
+  // Makes the result of tensor `index` the kernel's output of this index, in the shape of the tensor.
+  absl::Status SetResult(tensorflow::OpKernelContext* context, int index) const;
 
  private:
   const std::shared_ptr<const attach::Stream> stream_;

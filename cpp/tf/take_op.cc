@@ -1,4 +1,4 @@
-// The kernels of families: they take rounds that have ended in all buckets of a family. No kernel waits for a round.
+// Kernels that take rounds of families. They take a round once it has ended in all buckets. No kernel waits for it.
 #include <tensorflow/core/framework/op_kernel.h>
 
 #include <cstdint>
@@ -33,7 +33,7 @@ class MemoryOp final : public tensorflow::OpKernel {
   void Compute(OpKernelContext* context) override {
     std::vector<std::int64_t> elements;
     for (const TensorShape& shape : shapes_) elements.push_back(shape.num_elements());
-    // A single tensor is not packed.
+    // A single tensor is not packed, so it needs no room for alignment.
     const auto offsets = shapes_.size() == 1 ? std::vector<std::int64_t>{0, elements[0]}
                                              : PackedOffsets(elements, tensorflow::DataTypeSize(type_));
     Tensor packed;
@@ -72,7 +72,7 @@ class TakeRoundOp final : public tensorflow::OpKernel {
       if (session == nullptr) return;
       const auto stream = StreamOf(context);
       CheckDevices(*session, stream->device());
-      stream->Synchronize();  // earlier work may still use the memory for the results
+      stream->Synchronize();  // work that is queued on the GPU may still use the memory for the results
       while (const auto taken = session->engine().families().TakeRound(family)) {
         if (taken->gradients == 0) continue;  // a round without gradients is no update
         gradients->scalar<std::int32_t>()() = taken->gradients;
@@ -97,8 +97,8 @@ class TakeRoundOp final : public tensorflow::OpKernel {
     }
   }
 
-  // Uses the memory of a bucket's tensors, which is one piece, for the result of the bucket. Fails if TensorFlow has
-  // copied the tensors one by one to another device.
+  // Finds the memory for the result of a bucket. It is the memory of the bucket's input tensors, which must be one
+  // piece. Fails if TensorFlow has copied the tensors one by one to another device.
   absl::Status UseInputs(OpKernelContext* context, const std::string& bucket, int first, int count, void** memory) {
     const int inputs = static_cast<int>(buckets_.size()) + first;
     const Tensor* begin = nullptr;  // the first tensor with elements

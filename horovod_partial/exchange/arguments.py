@@ -37,7 +37,7 @@ def is_average(op: int, average: int, total: int) -> bool:
     """
     if op not in (average, total):
         raise ValueError(
-            "partial collectives reduce with op=hvd.Average or hvd.Sum; use sync=hvd.Full() without merging for the others"
+            "partial collectives reduce with op=hvd.Average or hvd.Sum; use sync=hvd.Full() for the others"
         )
     return op == average
 
@@ -59,7 +59,7 @@ def of_allreduce(sync: Policy | str | None, arguments: Mapping[str, Any]) -> Gra
     """Return the policy for `hvd.partial_allreduce`, from the user's arguments.
 
     Args:
-        sync: the policy that the user gave: a policy, its text, or None for the setting.
+        sync: the policy that the user gave: a policy, its text, or None for that of `HOROVOD_PARTIAL_SYNC`.
         arguments: all other arguments of the user, by name.
 
     Raises:
@@ -146,7 +146,7 @@ _FACTOR = (is_number, "a number")
 _FLAG = (is_flag, "True or False")
 _TEXT = (lambda value: value is None or isinstance(value, str), "a text")
 
-# For each argument by name: a check of its value, and words for the allowed values, the same in all functions.
+# For each argument, by its name: a check of its value, and words for the allowed values. All functions share these.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "average_aggregated_gradients": _FLAG,
     "backward_passes_per_step": (lambda value: is_int(value) and value >= 1, "an int, 1 or more"),
@@ -204,7 +204,7 @@ def with_num_groups(groups: Any, num_groups: int) -> Any:
 
 
 def check_gradient_arguments(arguments: dict[str, Any]) -> None:
-    """Check the arguments of an optimizer of Keras or a tape, with Horovod's messages.
+    """Check the arguments of a Keras optimizer or a gradient tape. Errors have Horovod's texts.
 
     Raises:
         ValueError: an argument is wrong.
@@ -216,7 +216,7 @@ def check_gradient_arguments(arguments: dict[str, Any]) -> None:
 
 
 def warn_of_sums(policy: Policy) -> None:
-    """Warn the user of a tape that missed results are added up, unless the policy never makes ranks late.
+    """Warn the user of a gradient tape that missed results are added up, unless the policy never makes ranks late.
 
     Must be called directly by the function that the user calls, so that the warning names the user's line.
     """

@@ -1,4 +1,4 @@
-"""Plans which gradients travel together where nothing has been measured, for every framework."""
+"""Plans which gradients travel in one bucket, by the sizes of gradients. `merging` plans by measured times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether this process can reduce tensors on a GPU by partial collectives."""
+"""Tells whether this process can reduce tensors on a GPU by partial collectives."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def run(func: Callable[..., Any], runtime: Runtime) -> Callable[..., Any]:
             runtime.failed = True
             raise
         except HostsUpdatedInterrupt:
-            # Replicas may differ by missed rounds, so broadcast the state even if no rank has been added.
+            # Without added hosts, Horovod would not broadcast the state. But replicas may differ by missed rounds.
             raise HostsUpdatedInterrupt(skip_sync=False) from None
 
     return run_fn(watched, runtime.restart)
@@ -81,11 +81,11 @@ class KerasState(VariablesState):
             raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
         if self.optimizer is None:
             raise ValueError("pass the optimizer, or compile the model first")
-        if not self.optimizer.built:  # every rank must have the optimizer's variables before they are broadcast
+        if not self.optimizer.built:  # an optimizer's variables must exist on every rank before they are broadcast
             self.optimizer.build(model.trainable_variables)
         variables = getattr(self.optimizer, "all_variables", self.optimizer.variables)
         super().__init__([*model.weights, *variables], **kwargs)
 
     def reset(self) -> None:
         """Prepare for other ranks. Horovod calls this when the ranks of an elastic job have changed."""
-        self.model.train_function = None  # the next `fit` makes a new train function
+        self.model.train_function = None  # makes the next `fit` build a new train function, for the new ranks

@@ -23,7 +23,7 @@ class Family:
         self.names = list(names)
         self._runtime = runtime
         self._process_set = process_set
-        self._disturbed = 0  # rounds applied to a copy while the program changed the model; they count as lost
+        self._disturbed = 0  # the number of rounds ahead that are lost, because the program changed the model meanwhile
         self._lost_before = 0  # the number of lost rounds at the time when the replica was last healed
 
     @property
@@ -42,7 +42,7 @@ class Family:
         return self._runtime.lost(self._process_set.process_set_id, self.names) + self._disturbed
 
     def disturb(self, rounds: int) -> None:
-        """Count rounds as lost, because the program wrote the model while they were applied to a copy of it."""
+        """Count rounds as lost: they were applied to a copy of the model while the program changed the model itself."""
         self._disturbed += rounds
 
     def heal(self) -> None:
@@ -64,5 +64,5 @@ class Family:
         self._runtime.clear(self._process_set.process_set_id, self.names)
 
     def steps_of(self, gradients: Any) -> Any:
-        """Convert a number of gradients, summed over the buckets, to a number of steps per rank on average."""
+        """Convert a number of gradients, counted over all buckets, to a number of steps per rank, on average."""
         return gradients / (len(self.names) * self._runtime.size_of(self._process_set))

@@ -52,8 +52,8 @@ class Numbers:
         return self._numbers[key]
 
 
-# A function that applies combined gradients. Its arguments are the gradients, their variables, and how many steps per
-# rank, on average, the gradients contain.
+# The type of a function that applies combined gradients. Its arguments are the gradients, their variables, and how many
+# steps per rank, on average, the gradients stand for.
 Apply = Callable[[list[Any], list[Any], Any], None]
 
 
@@ -69,7 +69,7 @@ class StepApplier(ABC):
         apply: applies the gradients of a round.
     """
 
-    is_under_way = False  # no gradients wait for a step, because `apply_combined` exchanges and applies them at once
+    is_under_way = False  # gradients never wait for a step: `apply_combined` combines and applies them in one call
     applies_ahead = False
     is_ahead = False
     shares_work = False
@@ -94,7 +94,7 @@ class StepApplier(ABC):
         return None if self._exchange() is None else self._family
 
     def steps_of(self, gradients: Any) -> Any:
-        """Convert a number of gradients, summed over the buckets, to a number of steps per rank on average."""
+        """Convert a number of gradients, counted over all buckets, to a number of steps per rank, on average."""
         return self._family.steps_of(gradients)
 
     @abstractmethod
@@ -132,8 +132,8 @@ class GradientExchange(ABC):
         factor: what each result is multiplied with.
     """
 
-    average: int  # Horovod's number for Average
-    total: int  # Horovod's number for Sum
+    average: int  # Horovod's number for the operation Average
+    total: int  # Horovod's number for the operation Sum
     runtime: Runtime
 
     def __init__(
@@ -156,7 +156,7 @@ class GradientExchange(ABC):
         self.unscaled = skips_nonfinite and not isinstance(sync, Full)
         self._sync = sync
         self._arguments = arguments
-        self._local: set[int] = set()  # numbers of variables whose gradients stay on this rank
+        self._local: set[int] = set()  # the numbers of variables whose gradients are not combined over the ranks
         predivide = arguments["gradient_predivide_factor"]
         if predivide != 1.0 and arguments["op"] != self.average:
             raise ValueError("gradient_predivide_factor not supported with op != Average")
@@ -171,8 +171,8 @@ class GradientExchange(ABC):
             "agreed": ("a loss scale",) if skips_nonfinite else (),
         }
         self.replays = self._options["missed"] == "replay"
-        self._appliers: dict[str, StepApplier] = {}  # the appliers, by the prefix of their buckets' names
-        self._bucket_spec()  # a wrong setting raises an error here, not in the first step
+        self._appliers: dict[str, StepApplier] = {}  # objects that apply rounds, by the prefix of their buckets' names
+        self._bucket_spec()  # raises an error about wrong arguments now, rather than in the first step
 
     @staticmethod
     @abstractmethod
@@ -317,7 +317,7 @@ class GradientExchange(ABC):
     @staticmethod
     def _members(variables: Sequence[Any]) -> tuple[str, ...]:
         """Return a text for each variable of a bucket, in the model's order. Ranks compare these texts."""
-        # Keras counts layers over the whole process, so numbers in their names may differ between ranks. Remove them.
+        # Remove numbers from names of Keras layers. Each process counts its layers, so they may differ between ranks.
         names = [
             re.sub(r"_\d+(?=/|$)", "", getattr(each, "path", each.name).removesuffix(":0"))
             for each in reversed(variables)
@@ -352,7 +352,7 @@ class GradientExchange(ABC):
     def flush(self) -> list[tuple[Any, Any]]:
         """Deliver all late contributions, and apply the rounds that this rank has missed. Every rank must call this.
 
-        Without replay nothing is applied. Then the sums of the missed gradients are returned, with their variables. Call
+        Without replay nothing is applied, but the sums of the missed gradients are returned, with their variables. Call
         this in eager code.
         """
         if self._full:

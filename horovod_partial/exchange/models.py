@@ -18,8 +18,8 @@ def takes_late(policy: ModelPolicy | Quorum) -> bool:
     """Return whether a rank takes the result of a round that it was too late for.
 
     With groups the rank takes it: the result is the sum of other ranks' newest models, and is averaged with the rank's
-    own model. The rank does not take an average over all ranks. Such a round closes without a rank only while the rank
-    is out of training, so the models in it are older, and would undo the rank's steps since.
+    own model. Without groups it does not: a round averages all ranks, and closes without a rank only while the rank is
+    out of training. The result of this round would undo the steps that the rank takes later.
     """
     return isinstance(policy, GroupAverage | PartialReduce)
 
@@ -38,19 +38,19 @@ class ModelExchange(ABC):
     runtime: Runtime
 
     def __init__(self, policy: ModelPolicy, process_set: ProcessSet) -> None:
-        self.name = self.signal_name = ""  # names of buckets; empty before `use_name`
+        self.name = self.signal_name = ""  # bucket names, for models and for ends of periods; empty before `use_name`
         self.policy = policy
         self.process_set = process_set
-        self._taken = 0  # the number of rounds whose results this rank has got, or has left out
+        self._taken = 0  # the number of rounds that are over for this rank: it has their results, or will not take them
 
     def use_name(self, name: str) -> None:
         """Set the prefix of the buckets' names. Must be called first in each generation of Horovod."""
         self.name = f"{name}.model"
         self.signal_name = f"{self.name}.period"
-        self._owner = _attach.Owner()  # the buckets end when their owner is gone on every rank
+        self._owner = _attach.Owner()  # when this object is gone on every rank, the optimizer's buckets end
         if isinstance(self.policy, WeightedAverage):
             self._periods = Periods(self.policy.period)
-        # If the optimizer's state is averaged too, flushes after the first average use a second, larger bucket.
+        # A flush uses one of two buckets: for the model alone, or (after an average) with the optimizer's state too.
         self._flush_name, self._flush_name_with_state = f"{self.name}.flush", f"{self.name}.flush.state"
         if self.is_needed:
             names = self.name, self.signal_name, self._flush_name, self._flush_name_with_state
@@ -64,7 +64,7 @@ class ModelExchange(ABC):
     def _average_over_all(self, model: Sequence[Any], name: str, policy: WeightedAverage, work: int) -> Sequence[int]:
         """Average a model over all ranks, in place, in the bucket `name`, and wait. Only for eager code.
 
-        `work` are the steps, or the iteration, that decide the weight of this rank's model. Returns the work of each rank.
+        `work` decides the weight of this rank's model: a number of steps, or an iteration. Returns each rank's work.
         """
 
     @property
@@ -91,7 +91,7 @@ class ModelExchange(ABC):
         return round == 0 or (round == self._taken and (round + 1) % self.policy.period == 0)
 
     def steps_to_average(self) -> int | None:
-        """Count an optimizer's step. Returns None if no average is due, otherwise the steps that weigh the model."""
+        """Count an optimizer's step. Returns None if no average is due, otherwise how many steps weigh the model."""
         if not isinstance(self.policy, WeightedAverage):
             return 0
         self._periods.take_step()
@@ -109,19 +109,19 @@ class ModelExchange(ABC):
             return
         process_set = self.process_set.process_set_id
         name = self._flush_name_with_state if "state" in self.policy.average and self.rounds else self._flush_name
-        self.runtime.clear(process_set, [name])  # forget averages made while this rank was out of training
+        self.runtime.clear(process_set, [name])  # forget averages that others made while this rank was out of training
         self.runtime.flush(process_set)
         if isinstance(self.policy, WeightedAverage):
             work = self._periods.work()
-            # Begin the new period before any rank goes on. Right after a flush all ranks count equally many rounds in
-            # the bucket that signals the end of a period.
+            # Begin the new period before any rank trains on, because right after a flush all ranks have counted equally
+            # many ends of periods.
             self._periods.begin_anew(self._signalled())
-            self.runtime.clear(process_set, [self.name])  # forget an average that this rank has missed
+            self.runtime.clear(process_set, [self.name])  # forget any average that this rank has missed
             self._average_over_all(model, name, WeightedAverage(1, self.policy.contraction), work)
         else:
             if isinstance(self.policy, GroupAverage):
-                # Forget the models from before the flush, which would stand in for late ranks, and their sums. So all
-                # ranks wait for each other in the next round.
+                # Forget the kept models from before the flush, and missed sums of models. Without kept models nothing
+                # stands in for late ranks, so the next round waits for all ranks.
                 self.runtime.clear(process_set, [self.name])
             iteration = self.runtime.catch_up(process_set, self.name, 0)
             iterations = self._average_over_all(model, name, WeightedAverage(1, 1.0), iteration)

@@ -11,7 +11,7 @@ from horovod_partial.runtime.tenure import Tenure
 
 
 class InstanceNames:
-    """Names of optimizers, which never repeat within a generation of Horovod.
+    """Makes names of optimizers. No name comes twice in a generation of Horovod.
 
     Optimizers that are alike are numbered from 1, in the order in which they are named. This order must be the same on
     every rank. Optimizers that differ may come in any order. In each generation numbers start from 1 again, because ranks

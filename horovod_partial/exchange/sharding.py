@@ -1,4 +1,4 @@
-"""Which samples each micro-batch has under `hvd.WorkSharing`. The rank that makes it does not matter."""
+"""Decides which samples each micro-batch has under `hvd.WorkSharing`, whichever rank makes the micro-batch."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Plan:
 
     Attributes:
         place: where the plan begins.
-        size: the number of ranks that it was made for.
-        updates: how many updates it has until the epoch ends.
+        size: the number of ranks that the plan was made for.
+        updates: how many updates the plan has until the epoch ends.
         own: the numbers of this rank's micro-batches in each update.
     """
 
@@ -68,7 +68,7 @@ class Plan:
         self.place = place
         self.size = size
         self._shards = shards
-        self._samples = shards.batch_size * shards.passes * size  # how many samples an update has
+        self._samples = shards.batch_size * shards.passes * size  # the number of samples in an update
         left = max(0, shards.samples - place.samples)
         self.updates = left // self._samples if shards.drop_last else math.ceil(left / self._samples)
         self.own = range(shards.passes * rank, shards.passes * (rank + 1))
@@ -80,7 +80,7 @@ class Plan:
         return Place(epoch, update + updates, samples + updates * self._samples)
 
     def indices(self, update: int, number: int) -> list[int]:
-        """Return the samples of a micro-batch.
+        """Return the indices of a micro-batch's samples in the dataset.
 
         Raises:
             IndexError: the plan has no such micro-batch.

@@ -1,4 +1,4 @@
-"""Work sharing: which micro-batch this rank makes. The part that all frameworks share (docs/protocol.md, rule 17)."""
+"""Decides which micro-batch this rank makes under `hvd.WorkSharing`, for all frameworks (docs/protocol.md, rule 17)."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class MicroBatchSharer(ABC):
 
     shares_work = True
     is_ahead = False
-    applies_ahead = False  # no update can end while this rank has begun a micro-batch
+    applies_ahead = False  # no update ends while this rank makes a micro-batch, so none can be applied ahead
     process_set: ProcessSet
     thread: int
     _runtime: Runtime
-    _tenure: Tenure  # the generation of Horovod that the buckets belong to
+    _tenure: Tenure  # the generation of Horovod in which the optimizer's buckets were declared
     _is_applying = False  # whether an update is being applied now
-    _is_alone: bool  # there are no other ranks, so all micro-batches are this rank's
-    _active: ClassVar[weakref.ref[MicroBatchSharer] | None] = None  # the exchange that gets micro-batches now
+    _is_alone: bool  # true if there are no other ranks, so that this rank makes all micro-batches
+    _active: ClassVar[weakref.ref[MicroBatchSharer] | None] = None  # the only exchange that gets micro-batches now
 
     def __init__(self) -> None:
-        self._updates = 0  # updates made in this generation of Horovod
-        self._number: int | None = None  # number of the begun micro-batch within its update; None: none has begun
-        self._micro_batches = 0  # micro-batches made in the open update; only used without other ranks
+        self._updates = 0  # the number of updates made in this generation of Horovod
+        self._number: int | None = None  # the begun micro-batch's number within its update; None if none has begun
+        self._micro_batches = 0  # how many micro-batches the open update has so far; used only if there is one rank
 
     @property
     @abstractmethod
@@ -48,7 +48,7 @@ class MicroBatchSharer(ABC):
     @property
     @abstractmethod
     def is_under_way(self) -> bool:
-        """Whether gradients of a micro-batch wait for its step."""
+        """Whether gradients of a micro-batch exist, and wait for a step of the optimizer."""
 
     @abstractmethod
     def _apply_updates(self) -> None:
@@ -56,14 +56,14 @@ class MicroBatchSharer(ABC):
 
     @property
     def begun(self) -> int | None:
-        """The number of the micro-batch that has begun here and has had no step yet; None if there is none."""
+        """The number of the micro-batch that this rank has begun and made no step for yet; None if there is none."""
         return self._number
 
     def begin_before(self, rounds: float) -> int | None:
         """Begin a micro-batch, unless one has begun. First apply updates, which changes the weights.
 
-        Returns the number of the micro-batch within its update: those of rank 0 come first, then those of rank 1. It may
-        be one of another rank. Returns None after `rounds` applied updates.
+        Returns the number of the micro-batch within its update. The share of rank 0 has the first numbers, that of
+        rank 1 the next. This rank may get a number of any share. Returns None after `rounds` applied updates.
         """
         while self._number is None and self.rounds < rounds:
             if not self._begin(waits=True):
@@ -84,7 +84,7 @@ class MicroBatchSharer(ABC):
         return begun is not None
 
     def _become_active(self) -> None:
-        """Make this the optimizer that gets micro-batches. A later optimizer takes over, and no earlier one comes back.
+        """Make this the optimizer that gets micro-batches. Optimizers that had them before cannot take over again.
 
         Raises:
             ValueError: a later optimizer has taken over from this one.
@@ -114,7 +114,7 @@ class MicroBatchSharer(ABC):
         self.give_back()
 
     def give_back(self) -> None:
-        """Let other ranks make the micro-batch that has begun here, unless some of its gradients exist already."""
+        """Let other ranks make the micro-batch that this rank has begun, unless some of its gradients exist already."""
         if self.is_under_way:
             return
         if self._number is not None and not self._is_alone and self._tenure.is_current:
@@ -130,7 +130,7 @@ class MicroBatchSharer(ABC):
         return self._updates if self._is_alone or self._tenure.is_current else 0
 
     def rounds_of(self, generation: Tenure) -> int | None:
-        """Return how many updates were made in a generation that may be over; None once a later one was entered."""
+        """Return how many updates were made in a generation of Horovod; None if this object belongs to a later one."""
         return self._updates if self._is_alone or self._tenure.is_that_of(generation) else None
 
 

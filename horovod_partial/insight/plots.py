@@ -60,7 +60,7 @@ def gantt(trace: Trace, rules: Sequence[str], cost: MessageCost, title: str, pat
 
 
 def _step(axes: Axes, row: int, trace: Trace, rule: str, cost: MessageCost) -> float:
-    """Draw when a step computes, and when messages merged by `rule` travel. Returns the end of the step, in ms."""
+    """Plot when a step computes, and when its messages travel under `rule`. Returns the end of the step, in ms."""
     plan = trace.plan(rule, cost)
     messages = _core.merging_messages(plan.messages, plan.ready, plan.nbytes, cost.latency, cost.seconds_per_byte)
     axes.broken_barh([(0, 1e3 * trace.forward)], (row - 0.36, 0.34), facecolor=_FORWARD)

@@ -21,7 +21,7 @@ from horovod_partial.tensorflow.graph import RoundInfo, arrive, native, runtime
 from horovod_partial.tensorflow.variables import broadcast_variables, gather_bytes
 from horovod_partial.tensorflow.work_sharing import SharedGradients, Updater
 
-Variable = tf.Variable  # the framework's class of variables: what `native` returns
+Variable = tf.Variable  # the class of the framework's own variables, to which `native` converts Keras's
 number_of = GradientExchange.number_of
 outside_graphs = tf.init_scope
 
@@ -95,6 +95,6 @@ def average_(
 
 
 def signal(name: str, process_set: ProcessSet) -> None:
-    """Run a round of a bucket, by which other ranks learn that some rank has come to this call. Only for eager code."""
+    """Tell other ranks that some rank has called this: run a round of the bucket `name`. Only for eager code."""
     spec = bucket_config.arguments(size=runtime.size_of(process_set), average=True, **bucket_config.of_signals())
     arrive([tf.zeros([1])], name, process_set, spec)

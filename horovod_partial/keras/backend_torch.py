@@ -31,7 +31,7 @@ from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.replicas import gather_bytes
 from horovod_partial.torch.work_sharing import MicroBatchBucket
 
-Variable = torch.Tensor  # the framework's class of variables: what `native` returns
+Variable = torch.Tensor  # the class of the framework's own variables, to which `native` converts Keras's
 _numbers = gradients.Numbers(runtime)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -46,11 +46,11 @@ def uncompiled(function: _F) -> _F:
     return torch.compiler.disable(function)  # type: ignore[no-untyped-call]
 
 
-outside_graphs = nullcontext  # what uses it is eager or `uncompiled`, so it never runs within a graph
+outside_graphs = nullcontext  # does nothing, because on PyTorch the code that uses it never runs in a graph
 
 
 def when_it_runs(function: Callable[..., Any], *inputs: Any, **kind: Any) -> Any:
-    """Call a function at once, because there is no graph. (On TensorFlow: each time that the graph runs.)"""
+    """Call a function at once, because PyTorch has no graph here. (On TensorFlow: each time that the graph runs.)"""
     return function(*inputs)
 
 
@@ -93,8 +93,8 @@ class _StepApplier(gradients.StepApplier):
 class GradientExchange(gradients.GradientExchange):
     """Combines the gradients of a step over the ranks, for Keras on PyTorch, after backward has made all of them.
 
-    Each bucket arrives as soon as it is packed; then the step waits for all. The results are views of the buckets, and
-    are valid until the next step. The gradients of the caller are not changed.
+    The rank arrives at each bucket as soon as it is packed, then waits for the rounds of all buckets. The results are
+    views of the buckets, and are valid until the next step. The gradients of the caller are not changed.
     """
 
     average, total, runtime = Average, Sum, runtime
@@ -106,7 +106,7 @@ class GradientExchange(gradients.GradientExchange):
         super().__init__(name, sync, arguments, **options)
         self._steps: dict[
             str, _Step
-        ] = {}  # the buckets of each set of trained variables, by the prefix of the buckets' names
+        ] = {}  # each step's buckets. The key is the prefix of their names, which depends on the trained variables
 
     @staticmethod
     def _divided(gradient: Any, divisor: int) -> Any:
@@ -130,7 +130,7 @@ class GradientExchange(gradients.GradientExchange):
         compression: Any = widening(self._arguments["compression"])
         wires, contexts = zip(*(compression.compress(self._dense(gradient)) for gradient in gradients), strict=True)
         handles = []
-        # Each gradient travels alone, except those in groups that the user has asked for.
+        # With `bucket_bytes=0` each gradient travels alone, except those in groups that the user has asked for.
         planned = self._plan(variables, list(map(kind, wires)), [1] * len(wires), bucket_bytes=0)
         for members in planned:
             name = f"{self.name}.{self._number(variables[members[0]])}"
@@ -218,18 +218,18 @@ class SharedGradients(GradientExchange):
     """The sum of the gradients of the micro-batches that this rank makes under `hvd.WorkSharing`."""
 
     def prepare(self, variables: list[Any]) -> None:
-        """Make the buckets of these variables."""
+        """Make the buckets for the gradients of `variables`."""
         name = self._step_name(variables, [native(variable).dtype for variable in variables])
         self._step = self._step_of(name, variables, MicroBatchBucket)
         self.family = self._step.family
-        self._sums: list[Any] = self.family.buckets  # the buckets, each a MicroBatchBucket
+        self._sums: list[Any] = self.family.buckets  # the family's buckets. Each is a MicroBatchBucket
 
     def _policy_of(self, bucket: GradientBucket) -> dict[str, Any]:
         assert isinstance(self._sync, SharedUpdates)
         return {"sync": SharedUpdates(self._sync.passes, grants=bucket is self._sums[0])}
 
     def declare(self) -> None:
-        """Declare the buckets. The first one keeps the grants of micro-batches."""
+        """Declare the buckets. The first bucket also keeps account of the micro-batches that were granted."""
         for bucket in self._sums:
             config = self.family.config(
                 bucket.flat, bucket.wire_dtype, members=bucket.members, **self._policy_of(bucket)
@@ -244,7 +244,7 @@ class SharedGradients(GradientExchange):
     def add(self, gradients: Sequence[torch.Tensor], *, arrives: bool) -> None:
         """Add the gradients of a micro-batch. If `arrives`, arrive with the sums at all buckets.
 
-        The bucket that keeps the grants comes last: it reports that the micro-batch is done, so all others come before.
+        The bucket that keeps account of grants comes last, because the arrival there says that the micro-batch is done.
         """
         by_parameter = dict(zip(self._step.parameters, gradients, strict=True))
         for bucket in reversed(self._sums):
@@ -257,11 +257,11 @@ class SharedGradients(GradientExchange):
             bucket.reset()
 
     def take(self) -> bool:
-        """Take the oldest update that this rank has not taken. Returns False if it has no gradient."""
+        """Take the oldest update that this rank has not taken. Returns False if the update has no gradient."""
         return self.family.take_round() > 0
 
     def results(self, *, alone: bool) -> list[torch.Tensor]:
-        """Return the gradients of the update that was taken, valid until `add`. `alone`: there are no other ranks."""
+        """Return the gradients of the update that `take` took, valid until `add`. `alone`: no other ranks exist."""
         for bucket in self._sums:
             bucket.begin_update()
         factor = self._options["prescale_factor"] * self._options["postscale_factor"] if alone else 1.0

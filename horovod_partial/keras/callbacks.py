@@ -21,7 +21,7 @@ from horovod_partial.runtime.round_stats import Progress
 
 
 def shares_work(optimizer: Any) -> bool:
-    """Return whether an optimizer is ours and under `hvd.WorkSharing`."""
+    """Return whether `hvd.DistributedOptimizer` has wrapped an optimizer under the policy `hvd.WorkSharing`."""
     return getattr(getattr(optimizer, "_horovod", None), "shares_work", False)
 
 
@@ -84,7 +84,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
     """Average the metrics of an epoch over all ranks.
 
     Put it before callbacks that use metrics, such as `ReduceLROnPlateau` and `TensorBoard`. All ranks must have the same
-    metrics. Under `hvd.WorkSharing` the metrics of training count by the rank's number of micro-batches in the epoch,
+    metrics. Under `hvd.WorkSharing` a rank's training metrics are weighted by its number of micro-batches in the epoch,
     which may be 0. Metrics of validation (`val_...`) count equally.
 
     Args:
@@ -96,7 +96,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         check_kinds({"device": device})
         backend.check_devices(device=device)
         self.device = device
-        self._batches = 0  # how many batches of this epoch have ended
+        self._batches = 0  # how many batches of the present epoch have ended
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._batches = 0
@@ -125,7 +125,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
     def _average(self, logs: dict[str, Any]) -> None:
         flush = getattr(self.model.optimizer, "flush", None)
-        if flush is not None:  # all ranks wait for metrics anyway, and a flush applies rounds meanwhile
+        if flush is not None:  # the average waits for all ranks anyway; the flush uses this time for missed rounds
             flush()
         names = sorted(logs)
         averages = backend.average_numbers(
@@ -206,8 +206,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                 )
         if self._rates is not None:
             optimizer = self.model.optimizer
-            optimizer.learning_rate = float(optimizer.learning_rate)  # Keras raises an error if a schedule sets it
-            self._first: int | None = None  # how many steps the optimizer had applied before epoch 0
+            optimizer.learning_rate = float(optimizer.learning_rate)  # Keras refuses this if a schedule sets the rate
+            self._first: int | None = None  # the optimizer's number of steps at the start of epoch 0
             self._is_under_way = False
             self._rates.add(self)
 
@@ -215,7 +215,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self.current_epoch = epoch
         if self._rates is not None and self._first is None:
             assert self.steps_per_epoch is not None
-            self.model.optimizer.flush()  # all ranks must begin with the same round
+            self.model.optimizer.flush()  # flush, so that all ranks begin with the same round
             self._first = steps_of(self.model.optimizer) - epoch * self.steps_per_epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -233,7 +233,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         step, per_epoch = steps - self._first, self.steps_per_epoch
         last = math.inf if self.end_epoch is None else math.ceil(self.end_epoch) * per_epoch - 1
         if self._is_under_way and step > last:
-            step = int(last)  # no round began at the last step before `end_epoch`, so its rate is set now
+            step = int(last)  # no round began at the last step before `end_epoch`: set that step's learning rate now
         rate = self._rate_at(*divmod(step, per_epoch))
         self._is_under_way = rate is not None and step < last
         return rate
@@ -281,7 +281,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         require(is_number(warmup_epochs) and warmup_epochs >= 0, "warmup_epochs", "a number, 0 or more", warmup_epochs)
 
         def multiplier(epoch: float) -> float:
-            # Count one batch more, so that the last batch of the warm-up has the full rate.
+            # Count one batch more, so that the warm-up's last batch has the full learning rate.
             assert self.steps_per_epoch is not None
             epoch += 1.0 / self.steps_per_epoch
             size = backend.horovod.size()
@@ -329,7 +329,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
             mode=mode,
             save_freq=save_freq,
         )
-        self.filepath: str | None = None  # Keras 3 does not accept None as the argument `filepath`
+        self.filepath: str | None = None  # set here, because Keras 3 does not accept None as the argument `filepath`
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self.filepath is None:
@@ -347,7 +347,7 @@ class FlushCallback(keras.callbacks.Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        self._has_flushed = False  # whether there was a flush since the last step, or since the epoch began
+        self._has_flushed = False  # whether this epoch had a flush after its newest step
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._has_flushed = False
@@ -384,7 +384,7 @@ class ModelSyncCallback(keras.callbacks.Callback):
         process_set: the ranks that take part.
 
     Raises:
-        ValueError: both intervals are given, or none, or an interval is below 1.
+        ValueError: both `every_n_steps` and `every_n_epochs` are given, or neither, or the one given is below 1.
     """
 
     def __init__(
@@ -417,7 +417,7 @@ class ModelSyncCallback(keras.callbacks.Callback):
         variables = [variable for variable in self.model.weights if is_floating(variable)]
         if not variables:
             return
-        # The bucket is named after dtypes and shapes, so several callbacks for the same weights share one bucket.
+        # The bucket is named after the weights' dtypes and shapes, so that all callbacks for one model share it.
         kinds = f"{[(keras.backend.standardize_dtype(v.dtype), tuple(v.shape)) for v in variables]}"
         name = f"ModelSyncCallback.{hashlib.sha256(kinds.encode()).hexdigest()[:8]}"
         backend.average_(variables, name, Quorum(1.0), self.process_set)

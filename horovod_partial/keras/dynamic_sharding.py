@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 from keras.src.trainers.data_adapters.data_adapter import (
-    DataAdapter,  # `fit` takes subclasses of this class; it has no public name
+    DataAdapter,  # `fit` takes data in subclasses of this class. Keras gives the class no public name
 )
 
 from horovod_partial.checks import is_int, require
@@ -19,7 +19,7 @@ from horovod_partial.exchange.sharding import Place, Plan, Shards
 from horovod_partial.keras.backend import backend
 from horovod_partial.runtime.tenure import Tenure
 
-# Keras gives this warning at the end of each epoch whose number of batches it did not know before.
+# Keras warns at the end of an epoch if it did not know the number of batches. With work sharing it never knows.
 warnings.filterwarnings("ignore", "Your input ran out of data", module=r"keras\.|contextlib")
 
 
@@ -33,7 +33,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
 
     An epoch ends on every rank after the same update. Ranks make different numbers of batches in it, so do not pass
     `steps_per_epoch`, and stop, evaluate and save at the end of an epoch, or by `optimizer.rounds`. If an epoch is left
-    early, its rest comes first in the next one; in an elastic job it begins anew. All ranks must begin the same epochs.
+    early, the next loop takes the rest, or all of it after Horovod restarts. All ranks must begin the same epochs.
 
     Your own loop takes an epoch as `for batch in dataset:`, with one step of the optimizer for each batch. Batches are
     NumPy arrays there. A dataset of `tf.data` is `dataset.get_tf_dataset()`.
@@ -94,10 +94,10 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         self._shuffle = shuffle
         self._seed = seed
         self.epoch = 0
-        self._plan: Plan | None = None  # the plan of the epoch that is under way
-        self._first = 0  # `rounds` of the optimizer before the first update of this plan
-        self._tenure = Tenure(backend.runtime)  # the generation of Horovod that the plan belongs to
-        self._loop = object()  # an object that stands for the newest epoch
+        self._plan: Plan | None = None  # which samples each micro-batch of the present epoch has; None between epochs
+        self._first = 0  # the value of `optimizer.rounds` before the first update of the present epoch
+        self._tenure = Tenure(backend.runtime)  # the generation of Horovod in which the present epoch was planned
+        self._loop = object()  # new for each loop over the data, so that a loop knows whether it is the newest
 
     @property
     def _horovod(self) -> Any:
@@ -157,7 +157,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
                     return
                 number = None if sharing is None else sharing.begun
                 if number is None and (sharing is None or sharing.is_new):
-                    # The first step begins its micro-batch itself. Each rank begins with its first own micro-batch.
+                    # The optimizer's first step begins the rank's first own micro-batch. Load the samples of that.
                     number = plan.own[0]
                 if number is None or (rounds, number) == before:
                     raise RuntimeError(
@@ -169,7 +169,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
                     sharing.loaded = before
                 yield self._load(plan.indices(rounds - self._first, number))
         finally:
-            if state.sharing is not None and self._loop is loop:  # a newer epoch keeps its micro-batch
+            if state.sharing is not None and self._loop is loop:  # only the newest loop may return the micro-batch
                 state.sharing.give_back()
 
     def _load(self, indices: list[int]) -> Any:
@@ -184,7 +184,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         finally:
             self.on_epoch_end()
 
-    # --- Methods that Keras calls
+    # --- Methods of a `DataAdapter`, which Keras calls
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         return self._batches()
@@ -195,7 +195,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         return get_torch_dataloader(_Again(self._batches))
 
     def get_tf_dataset(self) -> Any:
-        """Return the batches of an epoch as a `tf.data.Dataset`. It loads no batch ahead: other ranks may take it."""
+        """Return the batches of an epoch as a `tf.data.Dataset`. It loads none ahead: other ranks may take them."""
         import tensorflow as tf
 
         def spec(array: Any) -> tf.TensorSpec:
@@ -228,7 +228,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
 
 
 def _arrays(part: Any) -> Any:
-    """Return a structure with NumPy arrays. Lists become tuples, because `tf.data` takes a list for a tensor."""
+    """Return a structure with NumPy arrays. Lists become tuples, because `tf.data` would make a tensor of a list."""
     if isinstance(part, dict):
         return {name: _arrays(one) for name, one in part.items()}
     if isinstance(part, list | tuple):

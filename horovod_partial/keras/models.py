@@ -45,7 +45,7 @@ class ModelExchange(models.ModelExchange):
                 "hvd.callbacks.ModelSyncCallback, which averages the whole model"
             )
         self._is_local = is_local
-        self._trained: list[int] | None = None  # numbers of the variables that the first step has trained
+        self._trained: list[int] | None = None  # numbers of the variables trained in the first step; None before it
 
     @backend.uncompiled  # type: ignore[untyped-decorator]
     def average(self, optimizer: Any, variables: list[Any]) -> None:

@@ -41,29 +41,29 @@ class _Methods:
     """Methods of wrapped optimizers: they are added to a subclass of the user's optimizer class (`_base`)."""
 
     is_horovod_partial = True
-    _base: Any  # the user's optimizer class
+    _base: Any  # the class of the optimizer that the user has wrapped
     _horovod: _State
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         """Call the user's optimizer's `apply`. Combine gradients over the ranks before it, or average models after it."""
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
         if len(grads) == 0 or len(grads) != len(variables):
-            return self._base.apply(self, grads, trainable_variables)  # Keras raises its error about these arguments
+            return self._base.apply(self, grads, trainable_variables)  # Keras itself handles wrong or empty arguments
         if not self.built:  # type: ignore[has-type]
             with keras.name_scope(self.name):  # type: ignore[attr-defined]
                 self.build(variables)  # type: ignore[attr-defined]
             self.built = True
         known = {id(backend.native(variable)) for variable in self._trainable_variables}  # type: ignore[attr-defined]
         unknown = [variable for variable in variables if id(backend.native(variable)) not in known]
-        if unknown:  # raise the error before anything travels, so that no other rank waits
+        if unknown:  # raise the error before this rank sends a gradient, so that no other rank waits for the rest
             raise ValueError(
                 f"{getattr(unknown[0], 'path', unknown[0].name)} was not trained when the optimizer was built, so it has no "
                 "state there: call optimizer.flush() on every rank, then wrap a new optimizer, and compile the model with it"
             )
         return self._horovod.apply(self, list(grads), list(variables))
 
-    # If Keras accumulates gradients of several passes, only the result travels, in `_backend_update_step`, which
-    # clips and decays once for each round. When Keras calls `_clip_gradients` and `_apply_weight_decay`, do nothing.
+    # If Keras accumulates gradients over backward passes, `_backend_update_step` sends the result. It also clips and
+    # decays once for each round. So `_clip_gradients` and `_apply_weight_decay` do nothing when Keras calls them.
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
         return grads if self._horovod.accumulates(self) else self._base._clip_gradients(self, grads)
@@ -81,8 +81,8 @@ class _Methods:
             self._base._backend_update_step(self, grads, trainable_variables, learning_rate)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # A LossScaleOptimizer sets `loss_scale_factor` on the optimizer that it wraps. If it wrapped this optimizer, each
-        # rank would decide alone whether to skip a step.
+        # A LossScaleOptimizer sets `loss_scale_factor` on the optimizer that it wraps. A DistributedOptimizer
+        # refuses to be wrapped by one, because each rank would decide alone whether to skip a step.
         if name == "loss_scale_factor":
             raise ValueError(
                 "wrap the outermost optimizer: hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)). "
@@ -138,7 +138,7 @@ class _Methods:
         return self._horovod.is_flushed(self)
 
     def finalize_variable_values(self, var_list: Any) -> None:
-        self._horovod.leave()  # `fit` calls this method at its end, even if it was stopped within an epoch
+        self._horovod.leave()  # Keras's `fit` calls this method at its end, even if training stops within an epoch
         self._base.finalize_variable_values(self, var_list)
 
     def get_config(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class _Methods:
         return config
 
     def save_own_variables(self, store: Any) -> None:
-        """Save the optimizer's variables. Warns once if `flushed()` is False, because ranks may differ then."""
+        """Save the optimizer's variables. Warns once if `flushed()` is False, because replicas may differ then."""
         self._horovod.before_saving(self)
         self._base.save_own_variables(self, store)
 
@@ -189,18 +189,18 @@ class _State:
         self, name: str, policy: Policy, arguments: dict[str, Any], passes: int, averages: bool, rates: Rates | None
     ) -> None:
         self.process_set: ProcessSet = arguments["process_set"]
-        self.passes = passes  # micro-batches in an update for each rank, under WorkSharing
-        self.end = math.inf  # under WorkSharing: after this many updates no micro-batch begins
-        self._epochs = Tenure(backend.runtime)  # the generation of Horovod whose updates `end` counts
-        self.rates = rates  # the learning rates of rounds; None if missed rounds are not replayed
+        self.passes = passes  # the number of micro-batches in an update for each rank, under `WorkSharing`
+        self.end = math.inf  # the number of updates after which no micro-batch begins, under `WorkSharing`
+        self._epochs = Tenure(backend.runtime)  # the generation of Horovod to which `end`, a count of updates, belongs
+        self.rates = rates  # sets each round's learning rate; None without replay and without work sharing
         self._name = name
         self._policy = policy
         self._arguments = arguments
-        self.averages = averages  # whether gradients of several passes are averaged; otherwise they are summed
+        self.averages = averages  # whether gradients of a step's backward passes are averaged; if not, they are summed
         self._local: list[Any] = []
         self._made: GradientExchange | ModelExchange | WorkSharingExchange | None = None
         self._tenure = Tenure(backend.runtime)  # the generation of Horovod in which the exchange was made
-        self._progress: _Progress | None = None  # the optimizer's numbers of steps; None before the first step
+        self._progress: _Progress | None = None  # the step count now and at the last flush; None before its first use
         self._has_warned = False
 
     @property
@@ -209,7 +209,7 @@ class _State:
 
     def _progress_of(self, optimizer: Any) -> _Progress:
         if self._progress is None:
-            # If Keras accumulates gradients, its variable `_iterations` counts all passes, and `iterations` only updates.
+            # Count backward passes, by `_iterations`. If Keras accumulates gradients, `iterations` counts only updates.
             self._progress = _Progress(inner(optimizer)._iterations)
         return self._progress
 
@@ -219,7 +219,7 @@ class _State:
             self._made.register_local(variable)
 
     def _current(self) -> GradientExchange | ModelExchange | WorkSharingExchange | None:
-        """The object that exchanges gradients or models; None before the first step of this generation."""
+        """Return the object that exchanges gradients or models; None before the first step of this generation."""
         return self._made if self._tenure.is_current else None
 
     @backend.uncompiled  # type: ignore[untyped-decorator]
@@ -231,7 +231,7 @@ class _State:
         made = self._current()
         assert not isinstance(made, WorkSharingExchange)
         if made is None:
-            follow_steps(optimizer)  # also the optimizers that a MultiOptimizer made after it was wrapped
+            follow_steps(optimizer)  # again, because a MultiOptimizer makes some optimizers only when it is built
             process_set = self._arguments["process_set"]
             trained = [backend.number_of(variable, process_set) for variable in optimizer._trainable_variables]
             name = _names.new(self._name, f"{process_set.ranks} {type(optimizer).__name__} {trained}")
@@ -282,7 +282,7 @@ class _State:
         return made if isinstance(made, WorkSharingExchange) else None
 
     def begin_epoch(self, optimizer: Any, updates: int) -> int:
-        """Let no micro-batch begin after this many further updates. Returns `rounds` before the epoch's first update.
+        """Begin an epoch: no micro-batch begins after `updates` more updates. Returns `rounds` before its first update.
 
         Epochs follow each other without a gap. A rank that is behind in its updates gets the same number as the others.
 
@@ -319,10 +319,10 @@ class _State:
                 owner=_attach.Owner(),
                 factor=1.0 / self.passes if self.averages else 1.0,
             )
-            follow_steps(optimizer)  # also the optimizers that a MultiOptimizer made after it was wrapped
+            follow_steps(optimizer)  # again, because a MultiOptimizer makes some optimizers only when it is built
             self._follow(optimizer)
             if self._has_rounds and self.process_set.included():
-                backend.runtime.meet(self.process_set)  # so that flushes compare the replicas
+                backend.runtime.meet(self.process_set)  # from now on flushes compare the ranks' replicas
             self._made = exchange = WorkSharingExchange(
                 shared, variables, self.passes, _applying(optimizer, scales), replica_of(optimizer)
             )
@@ -340,7 +340,7 @@ class _State:
         exchange = self._exchange(optimizer)
         if isinstance(exchange, ModelExchange):
             passes = inner(optimizer).gradient_accumulation_steps
-            if passes and not self.averages:  # Keras averages the passes, so undo this
+            if passes and not self.averages:  # Keras averages over backward passes; multiply, to get a sum
                 gradients = [None if gradient is None else gradient * passes for gradient in gradients]
             result = optimizer._base.apply(optimizer, gradients, variables)
             if not passes:
@@ -353,14 +353,14 @@ class _State:
             return result
         if optimizer.gradient_accumulation_steps:
             return optimizer._base.apply(optimizer, gradients, variables)
-        if exchange.unscaled:  # gradients travel without the loss scale, which may change before a late one is applied
+        if exchange.unscaled:  # remove the loss scale, because it may change before a late gradient is applied
             scale = optimizer.dynamic_scale
             gradients = [None if gradient is None else gradient / scale for gradient in gradients]
         exchange.apply_combined(gradients, variables, _applying(optimizer, exchange.unscaled))
         return None
 
     def accumulates(self, optimizer: Any) -> bool:
-        """Return whether Keras accumulates gradients of several passes, and only the result travels."""
+        """Return whether Keras accumulates the gradients of several backward passes, and only the result travels."""
         return bool(optimizer.gradient_accumulation_steps) and not isinstance(self._policy, ModelPolicy)
 
     def update(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
@@ -371,15 +371,15 @@ class _State:
         if not self.averages:
             gradients = [None if gradient is None else gradient * passes for gradient in gradients]
         exchange.apply_combined(gradients, variables, _updating(optimizer))
-        # `apply_combined` has counted this update's passes for each round. Keras counts them again, so subtract them.
+        # For each round `apply_combined` adds a step's backward passes to `_iterations`. Subtract what Keras adds.
         optimizer._iterations.assign_sub(passes)
 
     def end_epoch(self, optimizer: Any) -> None:
-        """Note that all updates of an epoch have been applied, so that another optimizer may train."""
+        """Note that all updates of an epoch have been applied, so that another optimizer may train the model."""
         self._progress_of(optimizer).flushed()
 
     def leave(self) -> None:
-        """Let other ranks make the micro-batch that has begun here, at the end of `fit`."""
+        """At the end of `fit`, let other ranks make the micro-batch that this rank has begun."""
         if self.sharing is not None:
             self.sharing.give_back()
 
@@ -404,7 +404,7 @@ class _State:
         if made is None or self._progress_of(optimizer).is_flushed():
             return True
         if isinstance(made, WorkSharingExchange):
-            return True  # between two steps a rank's model is always that of its newest update
+            return True  # under `WorkSharing` a rank's model between two steps is always that of its newest update
         return made.is_settled if isinstance(made, GradientExchange) else not made.is_needed
 
     def before_saving(self, optimizer: Any) -> None:
@@ -457,7 +457,7 @@ def _applying(optimizer: Any, unscaled: bool) -> Apply:
         own._horovod.before_round(own)
         before = inner(own)._iterations + 0
         own._base.apply(own, gradients, variables)
-        # `_iterations` does not change if the gradients have overflowed and a LossScaleOptimizer skips the round.
+        # A LossScaleOptimizer skips a round if gradients overflow. Then `_iterations` does not grow: count no step.
         own._horovod.after_round(own, inner(own)._iterations - before, steps)
 
     return apply
@@ -466,7 +466,7 @@ def _applying(optimizer: Any, unscaled: bool) -> Apply:
 def _updating(optimizer: Any) -> Apply:
     """Return the function that applies a round's combined gradients, for an optimizer that accumulates gradients.
 
-    Keras counts passes in `_iterations`, so a round counts as all passes of one update.
+    Keras counts backward passes in `_iterations`, so a round counts as all passes of one update.
     """
     reference = weakref.ref(optimizer)
 
@@ -476,7 +476,7 @@ def _updating(optimizer: Any) -> Apply:
             return
         passes = own.gradient_accumulation_steps
         phase = own._iterations % passes
-        # Keras updates the variables only in the last pass of a step, so pretend that this is the last pass.
+        # Keras updates variables only in a step's last backward pass. Set `_iterations` as if this pass were the last.
         own._iterations.assign_add(passes - 1 - phase)
         own._horovod.before_round(own)
         clipped = own._base._clip_gradients(own, gradients)
@@ -598,7 +598,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     prefix = name or f"Distributed{type(optimizer).__name__}"
     shares = isinstance(policy, WorkSharing)
     if isinstance(policy, ModelPolicy):
-        ModelExchange(policy, arguments)  # made only for its checks: wrong arguments raise errors before the first step
+        ModelExchange(policy, arguments)  # made only to check arguments: wrong ones raise errors now, not in a step
     else:
         backend.GradientExchange(prefix, SharedUpdates(1, grants=False) if shares else policy, arguments, replays=True)
     passes = _passes_of(optimizer, backward_passes_per_step) if shares else backward_passes_per_step
@@ -606,14 +606,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         repeated["backward_passes_per_step"] = passes
         repeated["average_aggregated_gradients"] = average_aggregated_gradients or backward_passes_per_step == 1
     else:
-        _accumulate(optimizer, backward_passes_per_step)  # this changes the user's optimizer, so all checks come before
+        _accumulate(optimizer, backward_passes_per_step)  # changes the user's optimizer, so it comes after the checks
     follow_steps(optimizer)
     base = type(optimizer)
-    # All wrappers of one optimizer share its `__dict__`. The slot `_horovod` belongs to one wrapper only.
+    # All wrappers of one optimizer share its `__dict__`. So each wrapper keeps its own state in the slot `_horovod`.
     wrapped: Any = object.__new__(subclass(base, _Methods, _horovod_arguments=repeated, __slots__=("_horovod",)))
-    # Without `object`, Keras's own `__setattr__` would track the dictionary like a variable of the optimizer.
+    # Call `__setattr__` of `object`, because Keras's own would track the dictionary like a variable of the optimizer.
     object.__setattr__(wrapped, "__dict__", optimizer.__dict__)
-    # With one backward pass for each step, Keras itself may accumulate gradients; it averages them.
+    # With `backward_passes_per_step=1` Keras itself may accumulate gradients, and it averages over backward passes.
     averages = average_aggregated_gradients or backward_passes_per_step == 1
     rates = Rates() if replays or shares else None
     object.__setattr__(wrapped, "_horovod", _State(prefix, policy, arguments, passes, averages, rates))
@@ -621,7 +621,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
 
 def _passes_of(optimizer: Any, passes: int) -> int:
-    """Return an update's number of micro-batches. Turns off Keras's accumulation: an update is one step for Keras."""
+    """Return how many micro-batches an update has for each rank. Turns off Keras's accumulation of gradients."""
     accumulating = inner(optimizer)
     steps = accumulating.gradient_accumulation_steps
     if passes > 1 and steps not in (None, passes):

@@ -1,4 +1,4 @@
-"""What ranks compare of a training with Keras: the trained variables, and the variables of the optimizer."""
+"""The values of a Keras training that ranks compare: the trained variables, and the variables of the optimizer."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def variables_of(optimizer: Any) -> list[Any]:
 
 
 class _Replica:
-    """The values of a training that ranks compare. Implements `horovod_partial.runtime.healing.Replica`.
+    """The values of a training that ranks compare after a flush. Implements `horovod_partial.runtime.healing.Replica`.
 
     Only for eager code.
     """
 
     def __init__(self, variables: list[Any], optimizer: Any) -> None:
-        self._optimizer = optimizer  # keeps the optimizer, and so its buckets, alive during the comparison
+        self._optimizer = optimizer  # this reference keeps the optimizer, and so its buckets, alive while ranks compare
         self._variables = variables
         everything = {"weight": variables, "optimizer's variable": state_of(optimizer)}
         self._named: dict[Key, Any] = {

@@ -34,6 +34,6 @@ def load_model(
     if model.optimizer is not None:
         model.optimizer = DistributedOptimizer(model.optimizer, **arguments)
         if has_schedule(model.optimizer):
-            # Wrapping has added a variable to the optimizer, the count of steps. Load that from the file, too.
+            # The wrapped optimizer has one more variable, by which schedules count steps. Load it from the file, too.
             model.load_weights(filepath)
     return model

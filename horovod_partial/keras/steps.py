@@ -1,4 +1,4 @@
-"""Counts the steps of all ranks in the rounds of an optimizer of Keras, and sets learning rates by them."""
+"""Counts how many steps the rounds of a Keras optimizer amount to, and sets learning rates by this count."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from horovod_partial.runtime.healing import Array
 class Steps(keras.metrics.Metric):  # type: ignore[misc]
     """Converts the iterations of an optimizer, which count rounds, to steps.
 
-    A round counts as a part of a step: its number of gradients over the number of ranks. This class is a metric,
-    because Keras lets metrics save their own variables. A file that lacks them, or has more, can still be loaded.
+    A round counts as a part of a step: its number of gradients, divided by the number of ranks. This class is a metric,
+    because Keras lets metrics save their own variables. A file that lacks these, or has more, can still be loaded.
     """
 
     def __init__(self) -> None:
@@ -25,13 +25,13 @@ class Steps(keras.metrics.Metric):  # type: ignore[misc]
         self._ahead = self.add_variable((), "zeros", self.dtype, name="iterations_ahead")
 
     def update_state(self, iterations: Any, steps: Any) -> None:
-        """Count further iterations of the optimizer. Each of them was `steps` steps, usually less than 1."""
+        """Count further iterations of the optimizer. Each iteration counts as `steps` steps, usually less than 1."""
         self._ahead.assign_add(keras.ops.cast(iterations, self.dtype) * (1.0 - steps))
 
     def result(self, iterations: Any) -> Any:
         """Convert a number of iterations of the optimizer to whole steps, in the same dtype."""
         steps = keras.ops.cast(iterations, self.dtype) - self._ahead
-        # 1e-6 makes up for rounding in the sum of parts of steps.
+        # Each round counts as a part of a step. 1e-6 makes up for rounding in the sum of these parts.
         return keras.ops.cast(keras.ops.floor(steps + 1e-6), iterations.dtype)
 
     def save_own_variables(self, store: Any) -> None:
@@ -45,7 +45,7 @@ def follow_steps(optimizer: Any) -> None:
     """Let Keras's schedules in an optimizer, and in optimizers within it, follow steps instead of rounds."""
     if not hasattr(optimizer, "_horovod_steps"):
         optimizer._horovod_steps = Steps()
-    # Pass the optimizer's `vars`. A reference to the optimizer would keep it alive for ever, and so its buckets.
+    # Pass only the optimizer's attributes. A reference to the optimizer itself would keep it and its buckets alive.
     for one in _innermost(optimizer):
         one._get_current_learning_rate = partial(_learning_rate, vars(one), optimizer._horovod_steps)
 
@@ -87,11 +87,11 @@ def steps_of(optimizer: Any) -> int:
 
 
 class Rates:
-    """Learning rates that callbacks set for each round of an optimizer, by the steps before it."""
+    """Learning rates that callbacks set for each round of an optimizer, by the number of steps before the round."""
 
     def __init__(self) -> None:
         self._callbacks: list[Any] = []
-        # Whether any callback sets rates. A graph reads this variable, and calls Python only if it is True.
+        # Whether any callback sets learning rates. A graph reads this variable, and calls Python only if it is True.
         self._are_set = keras.Variable(False, dtype="bool", trainable=False)
 
     def add(self, callback: Any) -> None:
@@ -109,7 +109,7 @@ class Rates:
         """Set an optimizer's learning rate for its next round, in eager code or in a graph."""
         own = inner(optimizer)
         if isinstance(own, keras.optimizers.MultiOptimizer) or not isinstance(own._learning_rate, keras.Variable):
-            return  # callbacks cannot set the rate of a MultiOptimizer, nor a rate that a schedule sets
+            return  # callbacks cannot set learning rates of a MultiOptimizer, or rates that a schedule sets
         step, rate = optimizer._horovod_steps.result(own._iterations), own._learning_rate.value
 
         def ask() -> None:
@@ -138,12 +138,12 @@ def set_rate(optimizer: Any, rate: Any, factor: Any) -> None:
         for velocity in _velocities(inner(optimizer)):
             velocity.assign(velocity * keras.ops.cast(factor, velocity.dtype))
 
-    # Velocities are changed directly. Horovod changes `momentum` for one batch instead, which a graph would not see.
+    # Scale the velocities themselves. Horovod changes `momentum` for one batch instead, but a graph would not see that.
     keras.ops.cond(factor != 1.0, scale, lambda: None)
 
 
 def _velocities(optimizer: Any) -> Iterable[Any]:
-    """Return the variables of an optimizer that accumulate updates times the learning rate. SGD and RMSprop have them."""
+    """Return an optimizer's velocities: sums of past updates times the learning rate. SGD and RMSprop have them."""
     if not getattr(optimizer, "momentum", 0):
         return ()
     return [*getattr(optimizer, "momentums", ()), *getattr(optimizer, "_momentums", ())]

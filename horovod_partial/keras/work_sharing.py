@@ -66,7 +66,7 @@ class WorkSharingExchange(MicroBatchSharer):
         self.end = math.inf
         self.is_new = True
         self.loaded: tuple[int, int] | None = None
-        self._absent: list[bool] | None = None  # by variable: whether it has no gradient; None before the first step
+        self._absent: list[bool] | None = None  # whether each variable has no gradient; None before the first step
         self._is_adding = False
         self._gradients = gradients
         self._variables = list(variables)
@@ -74,7 +74,7 @@ class WorkSharingExchange(MicroBatchSharer):
         self._apply = apply
         self._replica_of = replica_of
         self._is_alone = not self.process_set.included() or self._runtime.is_alone(self.process_set)
-        self._only_applies = False  # whether updates are being applied, and no micro-batch may begin
+        self._only_applies = False  # true while updates are applied outside a step, and no micro-batch may begin
         self._tenure = Tenure(self._runtime)
         self._updater = backend.Updater(
             weakly(self._take),
@@ -94,7 +94,7 @@ class WorkSharingExchange(MicroBatchSharer):
         """Add the gradients of a micro-batch, apply the updates that are complete, and begin the next micro-batch.
 
         Raises:
-            ValueError: other variables than in the first step are trained, or have no gradient.
+            ValueError: the step trains other variables than the first step did, or other variables lack a gradient.
         """
         absent = [gradient is None for gradient in gradients]
         self._absent = absent if self._absent is None else self._absent
@@ -105,12 +105,12 @@ class WorkSharingExchange(MicroBatchSharer):
                 "frozen or unfrozen: call optimizer.flush(), then wrap a new optimizer for what is trained from now on"
             )
         self.thread = threading.get_ident()
-        complete = weakly(self._complete)  # weakly, because a graph keeps the function for ever
+        complete = weakly(self._complete)  # a graph keeps this function, and must not keep the exchange alive
         self._updater.train(backend.when_it_runs(complete, *self._gradients.dense(gradients), dtype="bool"))
 
     @property
     def is_under_way(self) -> bool:
-        """Whether gradients of a micro-batch have been added, and its step has not ended."""
+        """Whether the gradients of a micro-batch are being added at this moment."""
         return self._is_adding
 
     def _complete(self, *gradients: Any) -> bool:
@@ -147,14 +147,14 @@ class WorkSharingExchange(MicroBatchSharer):
             )
 
     def _must_apply(self) -> bool:
-        """Begin a micro-batch, unless this epoch has no more. Returns whether an update must be applied first."""
+        """Return whether an update must be applied now. If not, begin the next micro-batch, if one may begin."""
         if self._only_applies:
             family = self.family
             return family is not None and family.has_round
         return self.rounds < self.end and not self._begin(waits=True)
 
     def _take(self) -> list[Any] | None:
-        """Return the gradients of the oldest update that this rank has not applied; None if it has no gradient."""
+        """Return the gradients of the oldest update that this rank has not applied; None if that has no gradient."""
         if not self._is_alone and not self._gradients.take():
             return None
         self._micro_batches = 0
@@ -182,7 +182,7 @@ class WorkSharingExchange(MicroBatchSharer):
         finally:
             self._only_applies = False
 
-    # --- Methods for flushes, declared in `horovod_partial.runtime.appliers.Sharer`
+    # --- Methods that flushes call, declared in `horovod_partial.runtime.appliers.Sharer`
 
     @property
     def family(self) -> Family | None:
@@ -199,7 +199,7 @@ class WorkSharingExchange(MicroBatchSharer):
         raise NotImplementedError
 
     def come_back(self) -> None:
-        """Begin a micro-batch again after a flush, if updates of this epoch are left."""
+        """Begin a micro-batch again after a flush, if the epoch has further updates."""
         if self.family is not None and self._is_active:
             self.begin_before(self.end)
 

@@ -1,4 +1,4 @@
-"""Serves and finds Horovod's rendezvous at a port that all ranks can compute, for launchers that do not provide one."""
+"""Serves and finds Horovod's rendezvous at a port that all ranks can compute, for launchers without a rendezvous."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 
 PAUSE_SECONDS = 0.2
 ANSWER_SECONDS = 5.0
-SCOPE = "horovod-partial"  # the key under which a rendezvous serves the name of its job
+SCOPE = "horovod-partial"  # the scope under which clients ask a rendezvous server whether it is their job's
 
 
 def serve(ports: Sequence[int], job: str, slots: Sequence[SlotInfo]) -> int:
@@ -73,7 +73,7 @@ def _serve_until_it_ends(server: RendezvousHTTPServer, program: int) -> NoReturn
 
 
 def find(address: str, ports: Sequence[int], job: str, seconds: float) -> int:
-    """Wait until the rendezvous of a job answers, and return its port. Servers of other jobs are passed over.
+    """Wait until the rendezvous of a job answers, and return its port. Servers of other jobs are skipped.
 
     Raises:
         TimeoutError: no rendezvous of this job has answered within `seconds`.

@@ -17,10 +17,10 @@ from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
 from horovod_partial.launch import rendezvous
 
 LOOPBACK = "127.0.0.1"
-# These ports are below the range from which Linux takes ports for connections, so few of them are in use.
+# A rendezvous listens on one of these ports. They are below Linux's range for outgoing connections, so few are in use.
 PORTS = range(20000, 30000)
-CANDIDATES = 8  # how many ports a rendezvous may try
-# If a user has chosen an interface by one of these variables, that choice is kept.
+CANDIDATES = 8  # how many ports a rendezvous may try until one is free
+# Each of these variables chooses a network interface. If the user has set one, its value is kept.
 INTERFACE_VARIABLES = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME")
 
 
@@ -46,7 +46,7 @@ class Task:
 
     @property
     def has_rendezvous(self) -> bool:
-        """Whether this task serves the rendezvous. It need not be rank 0: `--distribution` may put that on any node."""
+        """Whether this task serves the rendezvous. It need not be rank 0: `--distribution` may put rank 0 elsewhere."""
         return self.node == self.local_rank == 0
 
 
@@ -84,7 +84,7 @@ def slots_of(task: Task, hosts: Sequence[str]) -> list[SlotInfo]:
 
 
 def slot_of(task: Task, slots: Sequence[SlotInfo]) -> SlotInfo:
-    """Return the slot of a task. Its rank is Slurm's number, because srun labels output and reports failures by it.
+    """Return the slot of a task. The slot's rank is Slurm's number, by which srun labels output and reports failures.
 
     Horovod itself numbers ranks host by host. Its operations over Gloo do not need this order, so any distribution of
     tasks works.
@@ -131,7 +131,7 @@ def run(command: list[str]) -> NoReturn:
         OSError: there is no such program, or the ranks cannot find each other.
         ValueError: this process is not a task of a step, or Horovod was built without Gloo.
     """
-    from horovod_partial import _build_info as built  # the build writes `_build_info`
+    from horovod_partial import _build_info as built  # the build of this package generates `_build_info`
 
     if "gloo" not in built.FEATURES:
         raise ValueError("Horovod was built without Gloo; use MPI: `srun --mpi=pmix -n 4 python train.py`")

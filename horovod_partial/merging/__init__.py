@@ -13,14 +13,17 @@ from horovod_partial import _core, documents
 from horovod_partial.checks import require, require_count
 
 RULES = ("exact", "paper", "wait_free", "single", "threshold")
-THRESHOLD_BYTES = 64 * 2**20  # the default of Horovod's own tensor fusion
+# Under the rule "measured", the plans of these rules are tried. "wait_free" sends a message for each gradient, so that
+# Horovod's fusion merges small messages that are ready in the same cycle.
+TRIED = ("exact", "paper", "single", "wait_free")
+THRESHOLD_BYTES = 128 * 2**20  # the most bytes that Horovod's own tensor fusion merges by default
 
 _LEAST_R_SQUARED = 0.95
 
 
 @dataclass(frozen=True)
 class MessageCost:
-    """The cost of a message of M bytes: `latency + seconds_per_byte * M` seconds (section 2.5 of the paper).
+    """The cost of a message of M bytes: `latency + seconds_per_byte * M` seconds (MG-WFBP, section 2.5).
 
     Attributes:
         latency: the time of an empty message, in seconds; the paper's a.
@@ -67,7 +70,7 @@ class MessageCost:
                 f"the times of messages do not lie on a line (R² {r_squared:.2f}, {_LEAST_R_SQUARED} is needed); the "
                 "machine or its network was busy"
             )
-        # On a link that lets bursts pass, small messages are cheap, and the fitted latency may be below 0.
+        # A fitted latency may be below 0: on a link that lets short bursts pass, small messages are cheap.
         return cls(max(latency, 0.0), slope, r_squared)
 
 
@@ -76,15 +79,18 @@ class MergingPlan:
     """Says which gradients travel together, and why.
 
     Attributes:
-        rule: the rule of `hvd.MergedGradients` that made the plan.
+        rule: the rule that made the plan, one of `horovod_partial.merging.RULES`.
         gradients: names of the parameters, in the order in which backward makes their gradients.
         nbytes: bytes of each gradient that travel.
-        ready: when each gradient was there, in seconds after the first one; the median of the measured steps.
+        ready: when each gradient was there, in seconds after the first one: the median of the measured steps, and the
+            largest of all ranks.
         messages: the number of gradients in each message, in the same order.
         cost: the cost of a message; None if it could not be measured.
-        around: the time of a step before its first gradient and after its last result, in seconds; the median.
+        around: the time of a step before its first gradient and after its last result, in seconds: the
+            median, and the largest of all ranks.
         reason: why this plan only repeats the buckets without merging; empty if the rule made the plan.
-        measured: the median time of an iteration under this plan, in seconds; None before it has been measured.
+        measured: the median time of an iteration under this plan, in seconds, and after a trial the mean of all ranks;
+            None before it has been measured.
     """
 
     rule: str
@@ -111,7 +117,7 @@ class MergingPlan:
 
     def by_rule(self, rule: str, cost: MessageCost) -> MergingPlan:
         """Return the plan that a rule makes from the times of this plan's gradients and the given cost of messages."""
-        # Gradients of one dtype and device lie in order of time. Where the times fall, another dtype or device begins.
+        # A plan sorts gradients of one dtype and device by time. Where times decrease, another dtype or device begins.
         breaks = [i for i in range(1, len(self.ready)) if self.ready[i] < self.ready[i - 1]]
         return plan(rule, self.gradients, self.nbytes, self.ready, cost, breaks=breaks, around=self.around)
 
@@ -197,19 +203,19 @@ class MergedGradients:
     During the first steps ranks measure when backward makes each gradient, and what messages cost, with the same
     collectives as the training. Then the buckets are replaced between two steps, on all ranks, by those of a plan.
 
-    The paper calls its rule (`"paper"`) optimal. Under the paper's own model it is not: `"exact"` is, at the same cost.
-    Neither model knows what else messages cost, such as the cores that they take from backward. So plans are tried.
+    The paper calls its rule (`"paper"`) optimal. By the paper's model it is not, but `"exact"` is, in O(n²) time too.
+    The model does not know what else messages cost, such as the cores that they take from backward. So plans are tried.
 
     Args:
         rule: the rule of the plan. `"measured"` tries the plans of `"exact"`, `"paper"`, `"single"` and `"wait_free"` for
             `warmup_steps` steps each, and keeps the fastest. `"exact"` is optimal if messages cost what was measured;
             `"paper"` is the paper's Algorithm 1 (section 4.2); `"wait_free"` sends a message for each gradient, and
-            Horovod's tensor fusion joins those that are ready together; `"single"` sends one message; `"threshold"`
-            sends what is ready when the line is free, up to 64 MiB.
+            Horovod's tensor fusion joins those below 4 MiB that are ready together; `"single"` sends one message;
+            `"threshold"` sends what is ready when the line is free, up to 128 MiB. A message has one dtype and device.
         warmup_steps: how many steps after the first one to measure, 2 or more. Every rank must take at least one step
             more than that.
-        replan_every: after how many steps to measure again, and to plan or try anew. None never measures again. Ranks
-            wait for each other at that step, unless one has left.
+        replan_every: how many steps a plan stays, before ranks measure again, and plan or try anew. None keeps it for
+            ever. Ranks wait for each other before they do so. If one does not come, the plan stays as long again.
         plan: a `MergingPlan`, or a file that its `save` wrote. It is used after the first step, without measuring.
     """
 
@@ -227,6 +233,21 @@ class MergedGradients:
             require_count("replan_every", self.replan_every, 1)
             if self.replan_every <= self.warmup_steps:
                 raise ValueError(f"replan_every must be more than warmup_steps, not {self.replan_every}")
+        if self.rule == "measured" and self.replan_every is not None:
+            least = (1 + len(TRIED)) * (self.warmup_steps + 1)
+            require(
+                self.replan_every >= least,
+                "replan_every",
+                f"{least} or more for the trial of all plans",
+                self.replan_every,
+            )
         if self.plan is not None and not isinstance(self.plan, MergingPlan):
             require(isinstance(self.plan, str | PathLike), "plan", "a MergingPlan, or a file", self.plan)
             object.__setattr__(self, "plan", MergingPlan.load(self.plan))
+
+    @property
+    def agreed(self) -> str:
+        """Describe the options that must be the same on every rank."""
+        return (
+            f"{self.rule}, {self.warmup_steps} steps, again after {self.replan_every}{', a plan' if self.plan else ''}"
+        )

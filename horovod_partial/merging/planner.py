@@ -17,10 +17,7 @@ from horovod_partial.merging.steps import StepTimes
 # Sizes of the messages whose times are measured: 32 KiB to 2 MiB, same as in the released code of MG-WFBP.
 _PROBE_BYTES = tuple(2**n for n in range(15, 22))
 _PROBES = 20  # how many messages of each size are measured
-_ATTEMPTS = 3  # how often to try to measure, because a machine may be busy for a moment
-# The rules whose plans are tried under the rule "measured". One message for each gradient leaves merging to Horovod's
-# fusion, which joins what is ready in the same cycle.
-_TRIED = ("exact", "paper", "single", "wait_free")
+_ATTEMPTS = 3  # the most attempts to measure what messages cost; one fails if the machine is busy
 
 
 @dataclass(frozen=True)
@@ -46,12 +43,12 @@ class Collectives(Protocol):
     """The collectives by which ranks plan merged gradients together. All ranks make the same calls, by the same names."""
 
     def everybody_is_here(self, name: str) -> bool:
-        """Wait for all ranks. Returns False if a rank has left.
+        """Wait for all ranks. Returns False if some rank does not come, because it is out of training.
 
-        Call it before a flush, because ranks that have stopped training may be in another flush.
+        Call it before a flush, because a rank out of training may be in another flush.
 
         Raises:
-            HorovodInternalError: a rank has left without ever calling this.
+            HorovodInternalError: a rank is out of training and has never called this.
         """
 
     def probe(self, name: str, nbytes: int) -> Callable[[], bool]:
@@ -80,6 +77,7 @@ class Planner:
 
     Attributes:
         plan: the plan in use; None before there is one.
+        is_on_trial: whether `plan` is one of several plans that are tried in turn.
     """
 
     def __init__(self, options: MergedGradients, gradients: Sequence[Gradient], name: str) -> None:
@@ -88,7 +86,7 @@ class Planner:
         self._gradients = {gradient.name: gradient for gradient in gradients}
         self._name = name
         self._given = options.plan
-        self._is_on_trial = False  # whether `plan` is one of several that are tried
+        self.is_on_trial = False
         self._untried: list[MergingPlan] = []
         self._tried: list[MergingPlan] = []
 
@@ -105,7 +103,7 @@ class Planner:
     @property
     def steps_to_next(self) -> int | None:
         """The number of steps to take before the next plan is made or tried; None if the present plan stays."""
-        if self.plan is not None and not self._is_on_trial:
+        if self.plan is not None and not self.is_on_trial:
             return self._options.replan_every
         # The first step under a plan is not measured, because it declares the buckets.
         return self._options.warmup_steps + 1 if self._given is None else 1
@@ -124,11 +122,11 @@ class Planner:
         Raises:
             ValueError: the plan does not fit the gradients of some rank. Every rank raises it.
         """
-        if self._is_on_trial:
+        if self.is_on_trial:
             self.plan = self._next_on_trial(times, collectives)
         elif isinstance(self._given, MergingPlan):
             self._check(self._given, collectives)
-            self.plan, self._given = self._given, None
+            self.plan, self._given = replace(self._given, measured=None), None
         else:
             self._agree("", [list(self._gradients.values())], collectives)
             for _ in range(_ATTEMPTS):
@@ -137,8 +135,10 @@ class Planner:
                     break
             ready, around = self._slowest(times, collectives)
             plans = collectives.from_rank_0(self._plans(current, ready, around, cost), f"{self._name}.plan")
-            self.plan, *self._untried = plans
-            self._is_on_trial = bool(self._untried)
+            if plans:
+                self.plan, *self._untried = plans
+                self.is_on_trial = bool(self._untried)
+        assert self.plan is not None
         messages = self.plan.names()
         return messages if not self.plan.reason and messages != current else None
 
@@ -156,35 +156,33 @@ class Planner:
         if self._untried:
             return self._untried.pop(0)
         fastest = min(self._tried, key=lambda plan: plan.measured or 0.0)
-        self._tried, self._is_on_trial = [], False
+        self._tried, self.is_on_trial = [], False
         return fastest
 
     def _slowest(self, times: StepTimes, collectives: Collectives) -> tuple[dict[str, float], float]:
-        """Return when each gradient is there on the slowest rank, earliest first, and the longest time around a step.
+        """Return when each gradient is there on all ranks, earliest first, and the longest time around a step.
 
-        A message begins when its last gradient is there on every rank.
+        Under `Full()` a message begins when its last gradient is there on every rank. Other policies wait for fewer.
         """
-        mine = times.ready(list(self._gradients))
-        row = [round(1e9 * seconds) for seconds in (*map(mine.__getitem__, self._gradients), times.around_seconds())]
-        *slowest, around = (
-            1e-9 * max(column) for column in zip(*collectives.gather(row, f"{self._name}.times"), strict=True)
-        )
-        ready = dict(zip(self._gradients, slowest, strict=True))
-        return dict(sorted(ready.items(), key=lambda item: item[1])), around
+        row = [round(1e9 * seconds) for seconds in (*times.ready(), times.around_seconds())]
+        rows = collectives.gather(row, f"{self._name}.times")
+        *slowest, around = (1e-9 * max(column) for column in zip(*rows, strict=True))
+        ready = sorted(zip(self._gradients, slowest, strict=True), key=lambda item: item[1])
+        return dict(ready), around
 
     def _measure_cost(self, collectives: Collectives) -> MessageCost | str:
         """Measure the cost of a message, or return why it could not be measured. Every rank must call this."""
         seconds: dict[int, list[float]] = {nbytes: [] for nbytes in _PROBE_BYTES}
         probes = {nbytes: collectives.probe(name, nbytes) for name, nbytes in self.probes.items()}
-        # A message waits for Horovod's next cycle. If each probe began just after the one before, all would wait for a
-        # whole cycle, and most sizes would take the same time. So probes begin at times spread evenly over a cycle.
+        # A message waits for Horovod's next cycle. If each began just after the one before, all would wait for a whole
+        # cycle, and most sizes would take the same time. So the measured messages begin at times spread over a cycle.
         cycle = float(os.environ.get("HOROVOD_CYCLE_TIME") or 1.0) / 1e3
         for number in range(_PROBES + 1):
             for nbytes, probe in probes.items():
                 time.sleep(cycle * (number + 0.5) / (_PROBES + 1))
                 start = time.perf_counter()
                 in_time = probe()
-                if in_time and number > 0:  # not a bucket's first round, in which ranks wait for each other
+                if in_time and number > 0:  # ignores a bucket's first round, because ranks wait for each other in it
                     seconds[nbytes].append(time.perf_counter() - start)
         medians = {nbytes: statistics.median(times) for nbytes, times in seconds.items() if times}
         try:
@@ -195,9 +193,14 @@ class Planner:
     def _plans(
         self, current: list[list[str]], ready: dict[str, float], around: float, cost: MessageCost | str
     ) -> list[MergingPlan]:
-        """Return the plans to try, each with other messages; or the present messages if the cost is unknown."""
+        """Return the plans to try, no two with the same messages.
+
+        Without a known cost, it returns no plan if one of a rule is in use, and otherwise one with the messages in use.
+        """
         gradients = self._gradients
         if isinstance(cost, str):
+            if self.plan is not None and not self.plan.reason:
+                return []
             names = [name for message in current for name in message]
             unmerged = MergingPlan(
                 rule=self._options.rule,
@@ -209,15 +212,18 @@ class Planner:
                 reason=cost,
             )
             return [unmerged]
-        # Sort by dtype and device, because a message can only have one of each.
+        # Sort gradients by dtype and device, because a message can only have one of each.
         kinds = list(dict.fromkeys(gradients[name].kind for name in ready))
         names = sorted(ready, key=lambda name: kinds.index(gradients[name].kind))
         breaks = [i for i in range(1, len(names)) if gradients[names[i]].kind != gradients[names[i - 1]].kind]
         nbytes = [gradients[name].nbytes for name in names]
         moments = [ready[name] for name in names]
-        rules = _TRIED if self._options.rule == "measured" else (self._options.rule,)
+        rules = merging.TRIED if self._options.rule == "measured" else (self._options.rule,)
         made = [merging.plan(rule, names, nbytes, moments, cost, breaks=breaks, around=around) for rule in rules]
-        return list({plan.messages: plan for plan in reversed(made)}.values())[::-1]
+        by_messages: dict[tuple[int, ...], MergingPlan] = {}
+        for plan in made:
+            by_messages.setdefault(plan.messages, plan)
+        return list(by_messages.values())
 
     def _check(self, planned: MergingPlan, collectives: Collectives) -> None:
         """Check that all ranks can follow a plan that the user gave. Every rank must call this.
@@ -238,7 +244,9 @@ class Planner:
 
     def _agree(self, problem: str, plan: list[Any], collectives: Collectives) -> None:
         """Raise ValueError on every rank if a rank has a problem, or if `plan` is not equal on all ranks."""
-        shapes = [[(one.name, one.shape, one.dtype) for one in message] for message in plan]
+        # Ranks may number their devices differently. So compare which gradients have equal devices and dtypes.
+        kinds = list(dict.fromkeys(one.kind for message in plan for one in message))
+        shapes = [[(one.name, one.shape, one.dtype, kinds.index(one.kind)) for one in message] for message in plan]
         digest = int.from_bytes(hashlib.sha256(repr(shapes).encode()).digest()[:7], "big")
         everybody = collectives.gather([int(bool(problem)), digest], f"{self._name}.check")
         if problem:

@@ -21,15 +21,16 @@ class StepTimes:
     """
 
     def __init__(self, names: Sequence[str], rows: Sequence[Sequence[float]]) -> None:
+        self._names = names
         self._steps: list[float] = []
         self._around: list[float] = []
-        self._behind: dict[str, list[float]] = {}  # for each gradient, its seconds after the step's first gradient
+        self._behind: dict[str, list[float]] = {}  # for each gradient, seconds after the first gradient of the step
         for (*_, begin), (*moments, end) in itertools.pairwise(rows):
+            self._steps.append(end - begin)
             came = {name: at for name, at in zip(names, moments, strict=True) if not math.isnan(at)}
             if not came:
                 continue
             first = min(came.values())
-            self._steps.append(end - begin)
             self._around.append(first - begin)
             for name, at in came.items():
                 self._behind.setdefault(name, []).append(at - first)
@@ -45,17 +46,16 @@ class StepTimes:
 
     def around_seconds(self) -> float:
         """Return the median time from the last result of a step to the first gradient of the next step."""
-        return statistics.median(self._around)
+        return statistics.median(self._around) if self._around else 0.0
 
-    def ready(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the median time at which each gradient is computed, in seconds after the first one, earliest first.
+    def ready(self) -> list[float]:
+        """Return the median time at which each gradient is computed, in seconds after the first one.
 
         A gradient that was never computed gets the latest time.
         """
         medians = {name: statistics.median(values) for name, values in self._behind.items()}
         latest = max(medians.values(), default=0.0)
-        ready = {name: medians.get(name, latest) for name in names}
-        return dict(sorted(ready.items(), key=lambda item: item[1]))
+        return [medians.get(name, latest) for name in self._names]
 
 
 class Steps:
@@ -71,7 +71,7 @@ class Steps:
 
     def __init__(self, names: Sequence[str], due: int | None, window: int) -> None:
         self._names = names
-        self._rows = window + 1  # one more, because a step begins when the step before it ends
+        self._rows = window + 1  # one row more than steps, because a step is measured from the end of the step before
         self._steps = 0
         self.begin_plan(due)
 
@@ -83,9 +83,9 @@ class Steps:
         self._last: deque[list[float]] = deque(maxlen=self._rows)
 
     @property
-    def measures(self) -> bool:
-        """Whether a plan may need the times of this step."""
-        return len(self._first) < self._rows or (self._due is not None and 0 < self._due - self._steps <= self._rows)
+    def is_measured(self) -> bool:
+        """Whether the next plan may need the times of this step."""
+        return self._due is not None and 0 < self._due - self._steps <= self._rows
 
     def record(self, gradient: int) -> None:
         """Note that a gradient is there, by its position in `names`."""

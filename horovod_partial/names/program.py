@@ -13,7 +13,7 @@ from horovod_partial.names import stand_in
 from horovod_partial.runtime import failure
 from horovod_partial.settings import PREFIX
 
-# Environment variables in which launchers tell a process its rank. Horovod cannot tell it before `init`.
+# Environment variables in which launchers tell a process its rank. Horovod itself knows the rank only after `init`.
 _RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
@@ -29,11 +29,11 @@ def run(program: str, arguments: Sequence[str], *, is_module: bool, settings: Ma
     os.environ.update({PREFIX + name: value for name, value in settings.items()})
     stand_in.install(_tell)
     sys.argv = [program, *arguments]
-    main = sys.modules["__main__"] = ModuleType("__main__")  # stays the program's module until the process ends
+    main = sys.modules["__main__"] = ModuleType("__main__")  # the program's `__main__`; it stays until the process ends
     try:
         if is_module:
             sys.path[0] = os.getcwd()
-            # runpy's public functions would restore the old `__main__` afterwards.
+            # Use a private function of runpy, because the public ones restore the old `__main__` after the program.
             runpy._run_module_as_main(program)  # type: ignore[attr-defined]
         else:
             main.__file__ = os.path.abspath(program)
@@ -41,7 +41,7 @@ def run(program: str, arguments: Sequence[str], *, is_module: bool, settings: Ma
             exec(compile(Path(program).read_bytes(), main.__file__, "exec"), vars(main))  # noqa: S102 (the user's program)
     except SystemExit as exit:
         if failure.is_failure(exit):
-            failure.ends(exit)  # Python has no hook that tells of a SystemExit
+            failure.ends(exit)  # note the failure here, because Python calls no excepthook for a SystemExit
         raise
 
 

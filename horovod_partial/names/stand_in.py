@@ -24,9 +24,9 @@ FRONT_ENDS = {
     "horovod.keras": "horovod_partial.keras",
     "horovod.tensorflow.keras": "horovod_partial.keras",
 }
-# The public modules that each front end imports itself; they are replaced too. Other modules stay Horovod's, because
-# Horovod's functions import from them when they are called. For example, Horovod's functions find out whether an
-# optimizer is wrapped by `horovod.torch.optimizer`.
+# Each front end imports these of its public modules itself, and they are replaced together with it. Other modules stay
+# Horovod's, because Horovod's functions import from them at each call. For example, `broadcast_optimizer_state` imports
+# a function from `horovod.torch.optimizer`, to find out by its module whether an optimizer is wrapped.
 SUBMODULES = ("callbacks", "elastic")
 
 
@@ -54,16 +54,16 @@ class _Then(Loader):
         self._then()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # readers of resources and sources use the loader's other methods
+        return getattr(self._loader, name)  # code that reads sources or data files calls a loader's other methods
 
 
 class _Finder(MetaPathFinder):
-    """Replaces front ends after their import. Python asks this finder first; it lets the other finders find the module."""
+    """Replaces Horovod's front ends after import. Python asks this finder first; it asks the others for the module."""
 
     def __init__(self, tell: Callable[[str, list[str]], None]) -> None:
         self._tell = tell
-        self._whole: set[str] = set()  # names of our front ends whose import is complete
-        self._replaced: set[str] = set()  # names of Horovod's front ends whose place has been taken
+        self._whole: set[str] = set()  # the names of our front ends that are completely imported
+        self._replaced: set[str] = set()  # the names of Horovod's front ends that were replaced
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -71,7 +71,7 @@ class _Finder(MetaPathFinder):
         then: Callable[[], object]
         if fullname in FRONT_ENDS:
             then = partial(self._replace, fullname)
-        elif fullname in FRONT_ENDS.values():  # a program may import front ends of this package and of Horovod
+        elif fullname in FRONT_ENDS.values():  # a program may import both our front end and Horovod's
             then = partial(self._replace_those_of, fullname)
         else:
             return None
@@ -89,10 +89,10 @@ class _Finder(MetaPathFinder):
                 self._replace(front_end)
 
     def _replace(self, front_end: str) -> None:
-        # Our front end needs Horovod's as an attribute of its package. Python would set this attribute only later.
+        # Make Horovod's front end an attribute of its package now. Ours needs that, and Python would do it only later.
         _bind(front_end, sys.modules[front_end])
         importlib.import_module(FRONT_ENDS[front_end])
-        # Our front end imports Horovod's. If this runs within that import, it runs again when ours is complete.
+        # Our front end imports Horovod's, so ours may be half imported now. Then this runs again when ours is complete.
         if front_end in self._replaced or FRONT_ENDS[front_end] not in self._whole:
             return
         self._replaced.add(front_end)
@@ -108,16 +108,16 @@ def _bind(name: str, module: ModuleType) -> None:
 
 
 def _take_place(name: str, of_ours: str) -> list[str]:
-    """Replace one of Horovod's modules by one that has the names of ours, too.
+    """Replace one of Horovod's modules by a new one, with the names of Horovod's module and of ours.
 
-    Returns the names that Horovod's module has too, but with other values.
+    Returns the names that both modules have, but with different values: ours replace Horovod's.
     """
     horovods, ours = sys.modules[name], importlib.import_module(of_ours)
     public = getattr(ours, "__all__", [each for each in vars(ours) if not each.startswith("_")])
     has = {each: getattr(ours, each) for each in public if not isinstance(getattr(ours, each), ModuleType)}
     module = ModuleType(name)
     module.__dict__.update(vars(horovods) | has)
-    # `import *` imports the same names as from Horovod's module, because a program may use our additional names itself.
+    # Let `import *` give only names of Horovod's module. A program may use our additional names for its own things.
     module.__dict__.setdefault("__all__", [each for each in vars(horovods) if not each.startswith("_")])
     sys.modules[name] = module
     _bind(name, module)

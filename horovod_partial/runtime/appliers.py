@@ -17,7 +17,7 @@ class Applier(Protocol):
     Attributes:
         process_set: the ranks that take part.
         family: the buckets in use; None if the optimizer has not declared any.
-        is_under_way: whether gradients wait for a step. A flush applies nothing then.
+        is_under_way: whether gradients wait for a step of the optimizer. If so, a flush applies no rounds of it.
         thread: the identifier of the thread that took the last step.
         applies_ahead: whether `apply_ahead` may be called now.
         is_ahead: whether `apply_ahead` has applied rounds that are not in the model yet.
@@ -55,7 +55,7 @@ class Applier(Protocol):
 
 
 class Sharer(Applier, Protocol):
-    """An optimizer's exchange under `hvd.WorkSharing`, seen by the runtime: flushes and joins interrupt it."""
+    """An optimizer's exchange under `hvd.WorkSharing`, seen by the runtime. Flushes and joins interrupt its work."""
 
     def leave(self) -> None:
         """Let other ranks make the micro-batch that this rank has begun, before this rank flushes, joins or ends.
@@ -65,7 +65,7 @@ class Sharer(Applier, Protocol):
         """
 
     def come_back(self) -> None:
-        """Begin a micro-batch again, after `leave`."""
+        """Begin a micro-batch again, after a flush or a join that began with `leave`."""
 
 
 class Meanwhile:
@@ -82,7 +82,7 @@ class Meanwhile:
 
     @property
     def drainings(self) -> list[_attach.Draining]:
-        """The objects that tell the core of this wait; empty if the thread has no optimizer that can take rounds."""
+        """The objects that tell the core that the thread waits; empty if it has no optimizer that can take rounds."""
         return [draining for _, draining in self._appliers]
 
     def apply(self) -> None:
@@ -92,7 +92,7 @@ class Meanwhile:
                 applier.apply_ahead()
 
     def end(self) -> None:
-        """Tell the core that the wait is over."""
+        """Tell the core that the thread's wait is over."""
         for draining in self.drainings:
             draining.end()
 

@@ -10,7 +10,7 @@ _REINSTALL = "reinstall it from its source: pip install --force-reinstall --no-d
 
 
 def check_build(framework: str, version: str, mpi_ops: ModuleType) -> None:
-    from horovod_partial import _build_info as built  # the build writes `_build_info`
+    from horovod_partial import _build_info as built  # the build of this package writes `_build_info`
 
     found = importlib.metadata.version("horovod")
     if found != built.HOROVOD_VERSION:

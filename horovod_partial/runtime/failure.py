@@ -10,8 +10,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-MOST_CHARACTERS = 400  # the longest text about a failure that other ranks get
-_failure: str | None = None  # the failure that ends this process
+MOST_CHARACTERS = 400  # the most characters of a text that tells other ranks of a failure
+_failure: str | None = None  # a text about the failure that ends this process; None if there was no failure
 
 
 def is_failure(exception: BaseException | None) -> bool:
@@ -24,8 +24,8 @@ def is_failure(exception: BaseException | None) -> bool:
 
 
 def of_process() -> str | None:
-    """Return the failure that ends this process, or None. For exit handlers."""
-    last = getattr(sys, "last_value", None)  # Python sets `last_value` before it calls an excepthook
+    """Return a text about the failure that ends this process, or None. For exit handlers."""
+    last = getattr(sys, "last_value", None)  # Python sets `sys.last_value` before it calls `sys.excepthook`
     return _failure or (describe(last) if last is not None else None)
 
 
@@ -50,7 +50,7 @@ def watch() -> None:
     """Begin to watch how this process ends. A second call does nothing."""
     sys.excepthook = _noticing(sys.excepthook)
     sys.exit = _noticed(sys.exit)
-    quitter: Any = type(getattr(builtins, "exit", None))  # the class of `exit` and `quit`, if Python has them
+    quitter: Any = type(getattr(builtins, "exit", None))  # the class of `exit` and `quit`, which `python -S` lacks
     if quitter.__name__ == "Quitter":
         quitter.__call__ = _noticed(quitter.__call__)
 

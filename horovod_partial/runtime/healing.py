@@ -1,7 +1,7 @@
 """Healing: replicas are compared after each flush, and those that differ get the values of one rank.
 
-After a flush, ranks exchange hashes of their replicas, and values if hashes differ. These travel in rounds of two
-buckets, because rounds leave out ranks that have ended or joined. All ranks get the same facts, so all decide alike.
+After a flush, ranks exchange hashes of their replicas, and values if hashes differ. Both travel in rounds of two
+buckets, because rounds leave out ranks that have ended or joined. All ranks get the same hashes, so all decide alike.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from horovod_partial.runtime import bucket_config
 from horovod_partial.settings import settings
 
 _INT32 = 4  # Horovod's number for the type int32
-_FAMILIES = 32  # one round carries facts about this many families; more families take more rounds
-_WORDS = 8  # 32-bit words that hold the facts of one rank about one family
-_CHUNK = 1 << 18  # how many 32-bit words of a replica's values travel in one round
-_LENGTH = 8  # this many bytes before a replica's data tell the length of the data
-_COLUMNS = 1024  # a large tensor is hashed by this many sums of its words
+_FAMILIES = 32  # ranks compare the replicas of at most this many families in one round; more families take more rounds
+_WORDS = 8  # the number of 32-bit words by which a rank describes one family and its replica to other ranks
+_CHUNK = 1 << 18  # the number of 32-bit words of a replica that travel in one round, when replicas are made equal
+_LENGTH = 8  # the number of bytes that precede a replica's data, and tell the length of the data
+_COLUMNS = 1024  # in place of a large tensor, this many sums of its words are hashed, which is quicker
 
-PREFIX = "horovod_partial."  # the names of internal buckets begin with this; statistics leave these buckets out
-# The names of the two buckets that compare replicas. Both must begin with kOfFlushes of cpp/core/rounds/message.h.
+PREFIX = "horovod_partial."  # the prefix of the names of internal buckets. Statistics leave internal buckets out
+# Names of the two buckets by which ranks compare replicas. Both must begin with kOfFlushes of core/rounds/message.h.
 FACTS, VALUES = f"{PREFIX}replicas.facts", f"{PREFIX}replicas.values"
 
 Array = npt.NDArray[Any]
-Key = tuple[str, Any, str]  # identifies a value of a replica: kind ("parameter", "state", ...), its owner, name there
+Key = tuple[str, Any, str]  # names a value of a replica: its kind ("parameter", "state", ...), its owner, its own name
 
 
 class Replica(Protocol):
@@ -77,7 +77,7 @@ class Trained(Protocol):
 class Facts(NamedTuple):
     """What a rank tells the other ranks about one family (the buckets of one optimizer) and its replica."""
 
-    name: int  # hash of the name of the family's first bucket
+    name: int  # names the family: the hash of the name of its first bucket
     rounds: int
     lost: int
     values: int  # hash of the replica's tensors
@@ -133,7 +133,7 @@ def source_of(members: Mapping[int, Facts], finite: Mapping[int, bool]) -> int:
 
     Candidates are the ranks whose parameters are all finite, or all ranks if there is no such rank. The ranks that lost
     the fewest rounds come first, then the largest set of ranks with equal values, then the lowest rank. If only plain
-    values such as learning rates differ, it is the lowest rank.
+    values such as learning rates differ, the lowest rank is taken.
     """
     if len({facts.values for facts in members.values()}) == 1:
         return min(members)
@@ -155,7 +155,7 @@ class Posted(NamedTuple):
     values: Array
 
 
-# Sums that have begun. The list keeps their memory alive even if an error ends the wait. Guarded by _in_flight_lock.
+# Keeps each sum over ranks until it ends, so that its array stays alive if a wait fails. Guarded by _in_flight_lock.
 _in_flight: list[Posted] = []
 _in_flight_lock = threading.Lock()
 
@@ -164,12 +164,12 @@ _in_flight_lock = threading.Lock()
 class Meeting:
     """The exchange of messages in which the ranks of a process set compare their replicas.
 
-    Only the thread that flushes compares replicas. The two buckets for it exist as long as the process set.
+    Only the thread that flushes compares replicas. Its buckets, FACTS and VALUES, exist as long as the process set.
 
     Args:
         submit: `Runtime.submit` for the process set.
         wait: blocks until a result is there, and takes no rounds meanwhile.
-        claim: tells the core that the calling thread arrives at these buckets from now on.
+        claim: tells the core that the calling thread arrives at certain buckets from now on.
         clear: `Runtime.clear` for the process set.
         rank: the rank of this process in the process set.
         size: the size of the process set.
@@ -183,16 +183,16 @@ class Meeting:
     size: int
 
     def open(self) -> None:
-        """Declare the two buckets by a first round, before any rank can end. Does not wait for the round."""
+        """Begin round 0 of FACTS and VALUES, to declare these buckets before any rank can end. Does not wait for it."""
         for name, size in ((FACTS, self.size * _FAMILIES * _WORDS), (VALUES, _CHUNK)):
             self.post(name, np.zeros(size, np.int32))
 
     def come(self) -> None:
-        """Tell the core that the calling thread arrives at the two buckets, because it is about to flush."""
+        """Tell the core that the calling thread arrives at FACTS and VALUES next, because it is about to flush."""
         self.claim([FACTS, VALUES])
 
     def begin(self) -> None:
-        """Forget rounds that this rank missed when it was interrupted, since they would make it late for new ones."""
+        """Forget rounds of FACTS and VALUES that this rank missed before. They would make it late for later rounds."""
         for name in (FACTS, VALUES):
             self.clear([name])
 
@@ -246,7 +246,7 @@ class Meeting:
         """Send the bytes of rank `source` to all ranks. Returns the bytes, or None if `source` did not take part."""
         framed = None if data is None else len(data).to_bytes(_LENGTH, "little") + data
         received = bytearray()
-        size = _LENGTH  # how many bytes to receive: the first round tells the length of the data
+        size = _LENGTH  # the number of bytes to receive. The first round tells how long the data is
         while len(received) < size:
             chunk = np.zeros(_CHUNK, np.int32)
             if framed is not None:
@@ -277,7 +277,7 @@ class Introduction:
         if self._start is None or not self._start.handle.poll():
             return
         start, self._start = self._start, None
-        self._meeting.come()  # another thread, in a gradient hook, may have begun the sum that this thread ends
+        self._meeting.come()  # this thread waits for a sum that a gradient hook may have begun on another thread
         try:
             digests, members = self._meeting.result(start)
         except _TooLateError:
@@ -318,7 +318,7 @@ def _compare(meeting: Meeting, replicas: Sequence[tuple[Trained, Replica]]) -> N
     found = []
     for name, facts in sorted(differing.items()):
         members = {rank: of_rank for rank, of_rank in facts.items() if (rank, name) in finite}
-        if len(members) < 2:  # other ranks with this replica did not answer, because their flush was interrupted
+        if len(members) < 2:  # skips a replica if fewer than 2 ranks still compare it: other flushes were interrupted
             continue
         source = source_of(members, {rank: finite[rank, name] for rank in members})
         data = None
@@ -345,7 +345,7 @@ class _Finding(NamedTuple):
     name: int
     source: int
     members: dict[int, Facts]
-    apart: dict[Key, float]  # for arrays that differed, how far this rank's values were from the source's
+    apart: dict[Key, float]  # how far arrays of this rank were from those of rank `source`; only arrays that differed
     keys: list[Key]  # the keys of all tensors of the replica
 
     @property

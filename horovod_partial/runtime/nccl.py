@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-_NAME = "libnccl.so"  # the name of the library without its version
+_NAME = "libnccl.so"  # the file name of NCCL's shared library, without the version
 
 
 class Nccl(NamedTuple):

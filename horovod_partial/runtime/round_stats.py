@@ -1,4 +1,4 @@
-"""Statistics of rounds, in a form to read and to plot."""
+"""Converts the core's counts of rounds to statistics that users can read and plot."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-Raw = dict[str, dict[str, Any]]  # the counts that the core keeps, by name of the bucket
+Raw = dict[str, dict[str, Any]]  # the counts of rounds, arrivals and waits that the core keeps, by the bucket's name
 
 
 class Progress:
@@ -34,7 +34,7 @@ class Progress:
         new: Counter[str] = Counter()
         for name, counts in self._before.items():
             new.update(counts)
-            if name in before:  # other buckets were declared since the last call, so all their counts are new
+            if name in before:  # a bucket without old counts was declared after the last call: all its counts are new
                 new.subtract(before[name])
         if not new["rounds"]:
             return {}

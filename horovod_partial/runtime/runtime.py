@@ -1,4 +1,4 @@
-"""Attaches to a framework's Horovod, and ends jobs in good order.
+"""Attaches this package to a framework's Horovod, and ends jobs in good order.
 
 There is one `Runtime` for each framework in the process. It attaches the core to Horovod's library, and owns the life
 cycle: the handshake after `init`, the flush before `shutdown`, and the exit handler.
@@ -32,9 +32,9 @@ from horovod_partial.runtime.build import check_build
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.settings import adopt, settings, shared
 
-HANDLE = Any  # an `_attach.Handle`
+HANDLE = Any  # an `_attach.Handle`, by which a thread waits for the result of an arrival
 
-_POLL_SECONDS = 1e-3  # the time between two polls of a wait, same as in Horovod's own waits
+_POLL_SECONDS = 1e-3  # the pause between two polls in a wait for a collective of Horovod's, same as in Horovod
 
 
 class Runtime:
@@ -45,7 +45,7 @@ class Runtime:
         version: the framework's version.
         mpi_ops: Horovod's module of that framework, with `init`, `shutdown`, `rank` and so on.
         library: path of the shared object with Horovod's core for that framework.
-        waits_are_told: whether the front end calls `in_horovods_wait` and `asks_horovod`.
+        waits_are_told: whether the front end tells of waits for Horovod, by `in_horovods_wait` and `asks_horovod`.
 
     Raises:
         ImportError: this package was built for another version of the framework or of Horovod, or for a Horovod with
@@ -59,21 +59,21 @@ class Runtime:
         self._mpi_ops = mpi_ops
         self._library = library
         self.healed: Counter[str] = Counter()  # for each bucket, how often its optimizer's replica was healed
-        self._process_sets = {0}  # numbers of process sets that may have been used
+        self._process_sets = {0}  # numbers of the process sets that may have had rounds, and are flushed at the end
         self._begun = Tenure(self)
         self._recorded = Tenure(self)
         # The optimizers' exchanges that take part in flushes. Guarded by _appliers_lock.
         self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._appliers_lock = threading.Lock()
-        self._monitor: _attach.Monitor | None = None  # sends heartbeats; None if there are none
+        self._monitor: _attach.Monitor | None = None  # sends and receives heartbeats; None if there are none
         self.records = False  # whether a recording of this rank has ever begun
         # The objects that compare replicas after a flush, by process set. Guarded by _meetings_lock.
         self._meetings: dict[int, healing.Meeting] = {}
         self._has_met = Tenure(self)  # the generation of Horovod in which the objects in `_meetings` were made
         self._meetings_lock = threading.Lock()
-        # `takes_no_rounds` is True on a thread that is in a join, or in an exit handler.
+        # `takes_no_rounds` is True on a thread while it is in a join, or in an exit handler.
         self._thread = threading.local()
-        self.failed = False  # whether a collective has failed, and an elastic job is about to restart
+        self.failed = False  # true from a failure of a collective until the elastic job has restarted Horovod
         log.start()
         _attach.attach(library, waits_are_told=waits_are_told)
         failure.watch()
@@ -94,14 +94,14 @@ class Runtime:
         """
         self._mpi_ops.init(*args, **kwargs)
         self._begin()
-        self._guarded(_attach.require_process_set, self._library, 0)  # all ranks run the handshake here
+        self._guarded(_attach.require_process_set, self._library, 0)  # all ranks prove by a handshake that hooks run
         self._agree_on_settings()
         self._record_as_set()
         self._monitor = None  # ends the heartbeats of an earlier `init`
         self._monitor = heartbeat.begin(self._mpi_ops.rank(), self._mpi_ops.size(), self._gather)
 
     def _rest(self) -> None:
-        """Tell the heartbeat that this rank ends in good order from now on."""
+        """Tell the heartbeats that from now on this rank may end in good order."""
         if self._monitor is not None:
             self._monitor.rest()
 
@@ -167,7 +167,7 @@ class Runtime:
 
     def restart(self) -> None:
         """Shut down even if other ranks have failed, then call `init`. For elastic jobs."""
-        self._monitor = None  # ends the heartbeats, since ranks restart at different times, and some never do
+        self._monitor = None  # ends the heartbeats, since ranks restart at different times, and some never restart
         try:
             self._end_unless_failing()
         except HorovodInternalError as error:
@@ -178,7 +178,7 @@ class Runtime:
         while True:
             try:
                 return self.init()
-            except HorovodInternalError as error:  # another rank has gone; the next init leaves it out
+            except HorovodInternalError as error:  # another rank has ended. The next `init` goes on without it
                 log.logger.info("Horovod is initialised once more: %s", error)
                 self._mpi_ops.shutdown()
 
@@ -187,7 +187,7 @@ class Runtime:
         sharers = self._sharers()
         for sharer in sharers:
             sharer.leave()
-        for process_set in list(self._process_sets):  # copied, because other threads may add to the set
+        for process_set in list(self._process_sets):  # a copy, because other threads may add process sets
             appliers = self._appliers_of(process_set)
             self._guarded(_attach.deliver, self._library, process_set, names_of(appliers))
             for applier in appliers:
@@ -204,7 +204,7 @@ class Runtime:
     def _end_unless_failing(self) -> set[str]:
         exception = sys.exc_info()[1]
         if exception is not None and failure.is_failure(exception):
-            if not isinstance(exception, HostsUpdatedInterrupt):  # an elastic job goes on after this exception
+            if not isinstance(exception, HostsUpdatedInterrupt):  # an elastic job goes on after hosts have changed
                 self._say_farewell(failure.describe(exception))
             return set()
         return set() if self.failed else self._end(applies=True)
@@ -225,7 +225,7 @@ class Runtime:
                 unsettled |= set() if applies else self.unsettled(process_set)
                 self._flush(process_set, self._appliers_of(process_set) if applies else [], ends=True)
                 unsettled |= self.unsettled(process_set)
-            except HorovodInternalError as error:  # this process set may have been removed: go on with the others
+            except HorovodInternalError as error:  # a process set may have been removed: go on with the others
                 errors.append(error)
         if errors:
             raise errors[0]
@@ -261,12 +261,12 @@ class Runtime:
             log.logger.warning("the job ended before everything pending was delivered: %s", error)
 
     def _end_in_child(self) -> None:
-        """Remove the exit handler in a forked child. Without Horovod's background thread it would wait for ever."""
+        """Remove the exit handler in a forked child. It would wait for ever without Horovod's background thread."""
         atexit.unregister(self._at_exit)
 
     def use(self, process_set: int) -> None:
         """Remember a process set, so that shutdown or the exit of the process delivers its late contributions."""
-        if self._begin():  # a generation begins here only if the program has called Horovod's own `init`
+        if self._begin():  # a new generation is noticed only here if the program has called Horovod's own `init`
             self._record_as_set()
         self._process_sets.add(process_set)
 
@@ -293,8 +293,8 @@ class Runtime:
         """Arrive at a bucket's open round with a contribution. Returns a handle to wait for the result with.
 
         `source` and `target` are the addresses of the contribution and of the result, each of the bucket's size. `work`
-        are the steps, or the iteration, that decide a model's weight. `stream` is the CUDA stream that computes the
-        contribution, 0 on the host.
+        is the number of steps, or the iteration, that decides a model's weight. `stream` is the CUDA stream that
+        computes the contribution, 0 on the host.
         """
         self.use(process_set)
         return self._guarded(_attach.submit, self._library, process_set, name, config, source, target, work, stream)
@@ -456,7 +456,7 @@ class Runtime:
             if meeting is None:
                 meeting = healing.Meeting(
                     functools.partial(self.submit, number),
-                    # This wait takes no rounds, because rounds would change the replicas.
+                    # A wait takes no rounds while replicas are compared, because rounds would change the replicas.
                     lambda handle: self._guarded(handle.wait, ()),
                     functools.partial(self._claim, number),
                     functools.partial(self.clear, number),
@@ -480,8 +480,8 @@ class Runtime:
         Raises:
             ValueError: a process set of these ranks exists already.
         """
-        # The flush avoids a deadlock: Horovod's function waits for all ranks and takes part in no round. Fast ranks would
-        # wait in it, and slow ranks in a round that needs the fast ones.
+        # The flush avoids a deadlock. In Horovod's `add_process_set` a rank waits for all others, and takes part in no
+        # round. So fast ranks would wait in it for slow ranks, which wait in a round for the fast ones.
         self._flush_all()
         return process_sets.add_process_set(process_set)
 
@@ -516,7 +516,7 @@ class Runtime:
             flush = self._guarded(_attach.Flush, self._library, process_set, families, ends)
             try:
                 more = True
-                while more:  # ranks that train on would wait if this rank did not apply their rounds
+                while more:  # a flush applies rounds while it waits, because ranks that still train may wait for that
                     more = self._guarded(flush.wait, meanwhile.drainings)
                     meanwhile.apply()
                     for applier in appliers:
@@ -527,15 +527,15 @@ class Runtime:
         meets = meeting is not None and was_needed and self.taken(process_set, healing.FACTS) > 0
         returning = [] if ends else sharers
         here = [sharer for sharer in returning if sharer.process_set.process_set_id == process_set]
-        # Optimizers that share work begin their micro-batches again before the comparison. No rank trains on before all
-        # ranks are there, so no update can complete without one of them.
+        # Under WorkSharing a rank begins a micro-batch again before replicas are compared. No rank trains on before all
+        # ranks have come to the comparison, so no update can complete without one of them.
         for sharer in here:
             sharer.come_back()
         if meeting is not None and meets:
             replicas = [(applier.family, applier.replica) for applier in appliers]
             healing.compare(meeting, [(f, replica) for f, replica in replicas if f is not None and replica is not None])
         for sharer in returning:
-            if sharer not in here:  # in other process sets, which have other ranks, begin again only now
+            if sharer not in here:  # other process sets have other ranks, so their optimizers begin only now
                 sharer.come_back()
 
     def _sharers(self) -> list[Sharer]:

@@ -1,4 +1,4 @@
-"""Takes the rounds, and the missed results, of TensorFlow's buckets of gradients."""
+"""Takes the results of rounds, and missed results, from TensorFlow's buckets of gradients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Member(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """A bucket of a family at which a step has arrived.
+    """A bucket of a family at which this rank has arrived in a step.
 
     Attributes:
         name: the name of the bucket.
@@ -113,7 +113,7 @@ def has_round(process_set: ProcessSet, family: Sequence[Arrived]) -> tf.Tensor:
 
 
 def collect(process_set: ProcessSet, name: str, members: Sequence[Member]) -> list[tf.Tensor]:
-    """Return the results that this rank has missed in a bucket, a tensor for each gradient; an empty list if none.
+    """Return the results that this rank has missed in a bucket, a tensor for each gradient; [] if it missed none.
 
     Only for eager code.
     """

@@ -23,7 +23,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     A graph that was traced for another number of ranks raises an error: make tf.functions within `func`, or in a reset
     callback. (`TensorFlowKerasState` lets `model.fit` trace again by itself.) If ranks are added or removed, late
-    gradients are delivered before Horovod restarts. If a rank failed, they are lost, like all since the last commit.
+    gradients are delivered before Horovod restarts. If a rank fails, everything since the last commit is lost.
     """
 
     @functools.wraps(func)

@@ -33,14 +33,14 @@ _numbers = gradients.Numbers(runtime)
 class GradientExchange(gradients.GradientExchange):
     """Combines the gradients of a step over the ranks, for TensorFlow, in eager code or in a graph.
 
-    A bucket arrives as soon as its gradients are there.
+    The rank arrives at a bucket as soon as all gradients of the bucket exist.
     """
 
     average, total, runtime = Average, Sum, runtime
 
     def __init__(self, name: str, sync: Policy | SharedUpdates, arguments: dict[str, Any], **options: Any) -> None:
         super().__init__(name, sync, arguments, **options)
-        # For each bucket by name, its variables, each with a description of its gradient.
+        # The variables of each bucket, by the bucket's name. With each variable comes a description of its gradient.
         self._buckets: dict[str, list[tuple[Any, Member]]] = {}
 
     @staticmethod
@@ -60,8 +60,8 @@ class GradientExchange(gradients.GradientExchange):
         if isinstance(groups, list):
             groups = [[native(variable) for variable in group] for group in groups]
         if self._owner is not None and not tf.executing_eagerly():
-            # Horovod names reductions after tensors, whose names contain the numbers of Keras's layers. Without this
-            # name scope these would differ on a rank that has made another model before, and ranks would wait for ever.
+            # Horovod names reductions after tensors. Their names have numbers of Keras's layers. These differ on a rank
+            # that has made another model before. Rename the tensors, or ranks would wait for ever.
             with tf.name_scope(f"{self.name}/"):
                 gradients = [
                     tf.nest.map_structure(tf.identity, gradient, expand_composites=True) for gradient in gradients
@@ -95,7 +95,7 @@ class GradientExchange(gradients.GradientExchange):
         for gradient, variable in zip(gradients, variables, strict=True):
             dense = self._dense(gradient, variable)
             wire, restore = _compressed(dense, self._arguments["compression"])
-            if self.unscaled and wire.dtype == tf.float16:  # unscaled gradients may be too small for float16
+            if self.unscaled and wire.dtype == tf.float16:  # in float16, small gradients without loss scale become 0
                 warn_of_float32()
                 wire, restore = tf.cast(dense, tf.float32), partial(tf.cast, dtype=dense.dtype)
             wires.append(wire)
@@ -186,10 +186,10 @@ class StepApplier(gradients.StepApplier):
     def _apply_all(self, memory: list[tf.Tensor]) -> None:
         def another(_: tf.Tensor, *memory: tf.Tensor) -> list[tf.Tensor]:
             results, count = take_round(self.process_set, self._buckets, memory)
-            with tf.device(None):  # TensorFlow chooses the device of variables' updates
+            with tf.device(None):  # let TensorFlow choose the device on which variables are updated
                 update = lambda: self._apply(results, self._variables, self.steps_of(count))
                 tf.cond(count > 0, lambda: done(update), nothing)
-            # TensorFlow orders side effects only within a loop's iteration. `has_round` begins the next: run it last.
+            # Run `has_round` last: it begins the loop's next iteration. TensorFlow orders side effects only within one.
             before = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
             with tf.control_dependencies(before):
                 return [has_round(self.process_set, self._buckets), *memory]

@@ -26,13 +26,13 @@ runtime = Runtime("tensorflow", tf.__version__, mpi_ops, _LIBRARY, waits_are_tol
 
 _OPERATIONS = str(Path(__file__).resolve().parent.parent / "_tensorflow_ops.so")
 graph_operations = tf.load_op_library(_OPERATIONS)
-library = ctypes.CDLL(_OPERATIONS)  # ctypes calls the library's C functions without Python's lock; they do not throw
+library = ctypes.CDLL(_OPERATIONS)  # ctypes calls C functions without Python's lock (GIL). Ours throw no C++ exceptions
 library.horovod_partial_set_library(_LIBRARY.encode())
 library.horovod_partial_has_gpu_kernels.restype = ctypes.c_bool
 
 _ADVICE = "use sync=hvd.Full(), or compute and train under tf.device('/CPU:0')"
 
-# The dtypes in which tensors travel, same as in PyTorch. Horovod 0.28.1 lacks bfloat16, which travels as float32.
+# Tensors travel in these dtypes, same as in our PyTorch front end. Horovod 0.28.1 lacks bfloat16, sent as float32.
 _DTYPES = (tf.int32, tf.int64, tf.float16, tf.float32, tf.float64)
 
 
@@ -90,7 +90,7 @@ def bucket_resource(name: str) -> tf.Tensor:
     while isinstance(graph, (CondBranchFuncGraph, WhileBodyFuncGraph)):
         graph = graph.outer_graph
     buckets = graph.get_collection_ref(f"horovod_partial/{name}")
-    for bucket in buckets:  # a graph's collection of buckets also holds those of the function around it
+    for bucket in buckets:  # a graph's collection also has buckets of the function around the graph: skip these
         if bucket.graph is graph:
             return bucket
     with graph.as_default():
@@ -153,7 +153,7 @@ def arrive(
     """
     runtime.use(process_set.process_set_id)
     refuse_xla()
-    # Look up `HOROVOD_PARTIAL_EXPERIMENTAL_GPU` only now, because `init` may have taken it from rank 0.
+    # Look up `HOROVOD_PARTIAL_EXPERIMENTAL_GPU` here, not at import, because `init` may copy its value from rank 0.
     refusal = gpu_refusal("TensorFlow's tensors", _ADVICE, mpi_ops, experimental=True)
     library.horovod_partial_refuse_gpus(refusal.encode())
     with plain_errors(), placed():

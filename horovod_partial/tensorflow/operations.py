@@ -187,7 +187,7 @@ def average(
     count = steps
     if isinstance(steps, tf.Tensor):
         require(steps.dtype == tf.int32, "steps", "an int, or an int32 tensor", steps)
-        count = 0  # stands in for `steps` in checks, since a tensor has no value before its graph runs
+        count = 0  # checks get 0 in place of `steps`, because a tensor has no value before its graph runs
     policy = of_average(policy, count)
     work = 0 if steps is None else steps
     return reduce_models(tensor, name, policy, process_set, work=work, return_info=return_info)

@@ -43,7 +43,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 f"Keras's backend is {keras.backend.backend()}, not TensorFlow; import horovod_partial.keras, which uses "
                 "Horovod for that backend"
             )
-        # An import at the top would be circular: the Keras front end imports this package.
+        # The Keras front end imports `horovod_partial.tensorflow`: an import at the top would be circular.
         from horovod_partial.keras import optimizer as of_keras
 
         return of_keras.DistributedOptimizer(optimizer, name, sync=sync, **arguments)

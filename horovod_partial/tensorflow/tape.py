@@ -29,7 +29,7 @@ class _Methods:
     """Methods of wrapped tapes: they are added to a subclass of the user's tape's class (`_base`)."""
 
     is_horovod_partial = True
-    _base: Any  # the class of the user's tape
+    _base: Any  # the class of the tape that the user has wrapped
     _exchange: GradientExchange
 
     def register_local_source(self, source: Any) -> None:
@@ -38,7 +38,7 @@ class _Methods:
 
     def gradient(self, target: Any, sources: Any, *args: Any, use_generic_names: bool = False, **kwargs: Any) -> Any:
         """Return the gradients of `tf.GradientTape.gradient`, combined over the ranks."""
-        del use_generic_names  # an argument of Horovod's tape; no name depends on it here
+        del use_generic_names  # Horovod's tape has this argument, for names of reductions. It is not needed here
         flat = tf.nest.flatten(sources)
         local = self._base.gradient(self, target, [native(source) for source in flat], *args, **kwargs)
         gradients, _ = self._exchange(local, flat)
@@ -122,9 +122,9 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     check_kinds(arguments)
     check_gradient_arguments(arguments)
     warn_of_sums(policy)
-    # All wrappers of one tape share its `__dict__`. The slot `_exchange` belongs to one wrapper only.
+    # All wrappers of one tape share its `__dict__`. So each wrapper keeps its own exchange in the slot `_exchange`.
     tape: Any = object.__new__(subclass(type(gradtape), _Methods, __slots__=("_exchange",)))
     tape.__dict__ = gradtape.__dict__
-    # Programs make a new tape in each step, so all tapes have one name. Buckets are named after their variables, too.
+    # Programs make a new tape in each step, so all tapes have one name. Names of buckets also depend on variables.
     tape._exchange = GradientExchange("DistributedGradientTape", policy, arguments, replays=False)
     return tape

@@ -23,7 +23,7 @@ def broadcast_variables(
 
     Unlike Horovod's function, this one matches variables by their order and not by their names. Keras numbers all models
     and layers of a program, so one more model on one rank changes the names of all later ones there. In a graph the
-    broadcast is part of each run, same as in Horovod, and different variables are not detected.
+    broadcast is part of each run, same as in Horovod, and it is not noticed if ranks have different variables.
 
     Args:
         variables: the variables; on every rank the same dtypes and shapes in the same order.
@@ -42,7 +42,7 @@ def broadcast_variables(
     natives = [native(variable) for variable in variables]
     if not tf.executing_eagerly():
         return _in_place(natives, root_rank, process_set) if inplace else _by_copies(natives, root_rank, process_set)
-    runtime.flush(process_set.process_set_id, compares=False)  # deliver late gradients, which belong to the old values
+    runtime.flush(process_set.process_set_id, compares=False)  # late gradients are for the old weights: deliver them
     kinds = [f"{variable.dtype.name} {tuple(variable.shape)}" for variable in natives]
     ranks = range(mpi_ops.size()) if process_set.ranks is None else process_set.ranks
     replicas.check_alike(kinds, lambda data: gather_bytes(data, "broadcast_variables.kinds", process_set), ranks)

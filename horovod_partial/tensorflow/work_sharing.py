@@ -18,7 +18,7 @@ from horovod_partial.runtime import bucket_config
 from horovod_partial.tensorflow.gradients import GradientExchange, done, nothing
 from horovod_partial.tensorflow.graph import refuse_xla, wire_dtype
 
-_TYPES = {"float16": 6, "float32": 7, "float64": 8}  # the numbers that Horovod's core gives dtypes
+_TYPES = {"float16": 6, "float32": 7, "float64": 8}  # the numbers of dtypes in Horovod's C++ code
 
 
 class _Bucket:
@@ -27,10 +27,10 @@ class _Bucket:
     Attributes:
         name: the name of the bucket.
         positions: the positions of its gradients among those of a step.
-        sum: the sum of the gradients of the micro-batches made in the open update; afterwards the update's gradients.
+        sum: the sum of this rank's gradients in the open update; after `take`, the gradients of the update.
         wire: the memory that travels; the same as `sum` unless another type travels.
         handle: the last arrival in the open update; None before the first one.
-        made: micro-batches of the open update that the sum contains.
+        made: the number of micro-batches of the open update that `sum` contains.
     """
 
     def __init__(self, name: str, positions: list[int], shapes: list[Any], dtype: str, wire: str) -> None:
@@ -51,17 +51,17 @@ class _Bucket:
 class SharedGradients(GradientExchange):
     """The sum of the gradients of the micro-batches that this rank makes under `hvd.WorkSharing`.
 
-    It lies in memory of the host, so gradients on a GPU are copied there, and results are copied back.
+    The sum lies in memory of the host, so gradients on a GPU are copied to the host, and results are copied back.
     """
 
     def prepare(self, variables: list[Any]) -> None:
-        """Make the buckets of these variables."""
+        """Make the buckets for the gradients of `variables`."""
         compress = self._arguments["compression"].compress
         kinds = []
         for variable in variables:
             dtype = wire_dtype(tf.as_dtype(variable.dtype))
             travels = compress(tf.zeros([0], dtype))[0].dtype
-            # With a loss scale gradients travel unscaled, and small ones would be 0 in half precision.
+            # If there is a loss scale, gradients travel without it. Small ones would be 0 in float16: take float32.
             kinds.append((dtype.name, "float32" if self.unscaled and travels == tf.float16 else travels.name))
         self._variables = variables
         name = self._step_name(variables, [wire for _, wire in kinds])
@@ -91,7 +91,7 @@ class SharedGradients(GradientExchange):
         return _attach.BucketConfig(spec, dtype=_TYPES[bucket.wire.dtype.name], shape=[bucket.wire.size], device=-1)
 
     def declare(self) -> None:
-        """Declare the buckets. The first one keeps the grants of micro-batches."""
+        """Declare the buckets. The first bucket also keeps account of the micro-batches that were granted."""
         for bucket in self._buckets_of_sum:
             self.runtime.declare(self.process_set.process_set_id, bucket.name, self._config(bucket))
 
@@ -105,10 +105,10 @@ class SharedGradients(GradientExchange):
         ]
 
     def add(self, gradients: Sequence[tf.Tensor], *, arrives: bool) -> None:
-        """Add the gradients of a micro-batch, and arrive with the sum. The bucket that keeps the grants comes last."""
+        """Add a micro-batch's gradients. If `arrives`, arrive with the sums. The bucket with the grants comes last."""
         for bucket in reversed(self._buckets_of_sum):
             if bucket.handle is not None and bucket.handle.poll():
-                self.runtime.wait(bucket.handle)  # raises the arrival's error: no update ends without this micro-batch
+                self.runtime.wait(bucket.handle)  # raises an error: no update ends without this micro-batch
             for view, position in zip(bucket.views, bucket.positions, strict=True):
                 gradient = gradients[position].numpy()
                 if bucket.made:
@@ -126,7 +126,7 @@ class SharedGradients(GradientExchange):
                 )
 
     def take(self) -> bool:
-        """Take the oldest update that this rank has not taken. Returns False if it has no gradient."""
+        """Take the oldest update that this rank has not taken. Returns False if the update has no gradient."""
         addresses = [bucket.wire.ctypes.data for bucket in self._buckets_of_sum]
         gradients = self.runtime.take_round(self.process_set.process_set_id, self.family.names, addresses)
         if not gradients:
@@ -137,7 +137,7 @@ class SharedGradients(GradientExchange):
         return True
 
     def results(self, *, alone: bool) -> list[npt.NDArray[Any]]:
-        """Return copies of the gradients of the update that was taken. `alone`: there are no other ranks."""
+        """Return copies of the gradients of the update that `take` took. `alone` says that no other ranks exist."""
         factor = self._options["prescale_factor"] * self._options["postscale_factor"] if alone else 1.0
         results: list[Any] = [None] * len(self._variables)
         for bucket in self._buckets_of_sum:
@@ -151,8 +151,8 @@ class SharedGradients(GradientExchange):
 class Updater(work_sharing.Updater):
     """Applies updates under `hvd.WorkSharing`, in eager code or in a graph.
 
-    The same update in a graph and in eager code may differ in the last bit. TensorFlow also optimizes a function by its
-    caller. So a flush after training in a graph calls the same function, from within another one.
+    The same update in a graph and in eager code may differ in the last bit. How TensorFlow optimizes a function depends
+    on its caller. So a flush after training in a graph calls the same function, from within another one.
     """
 
     def __post_init__(self) -> None:
@@ -187,7 +187,7 @@ class Updater(work_sharing.Updater):
             for result, (_dtype, shape) in zip(results, self._kinds, strict=True):
                 result.set_shape(shape)
             tf.cond(there, lambda: done(lambda: self.apply(results)), nothing)
-            # TensorFlow orders side effects only within an iteration of the loop. `more` begins the next: run it last.
+            # Run `more` last: it begins the loop's next iteration. TensorFlow orders side effects only within one.
             before = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
             with tf.control_dependencies(before):
                 return [tf.ensure_shape(tf.py_function(more, [], tf.bool), [])]

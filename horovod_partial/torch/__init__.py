@@ -1,4 +1,4 @@
-"""All of `horovod.torch`, and partial collectives beside it.
+"""All of `horovod.torch`, and beside it partial collectives, which need not wait for all ranks.
 
     import horovod_partial.torch as hvd
 
@@ -14,7 +14,7 @@ from horovod.torch import Adasum, Average, Max, Min, Product, Sum  # noqa: F401
 from horovod.torch.compression import Compression as Compression
 from horovod.torch.mpi_ops import HorovodInternalError as HorovodInternalError
 
-import horovod_partial.torch.elastic as elastic  # noqa: PLR0402 (the `from` form would import Horovod's `elastic`)
+import horovod_partial.torch.elastic as elastic  # noqa: PLR0402 (`from ... import elastic` would give Horovod's)
 from horovod_partial import policies
 from horovod_partial.balancing import BalancedBatchSampler
 from horovod_partial.merging import MergedGradients
@@ -81,5 +81,5 @@ __all__ = [
 ]
 __all__ += policies.__all__
 modules.bind(sys.modules[__name__], horovod.torch)
-# Export Horovod's public names too, so that `import *` gives at least what it gives with `horovod.torch`.
+# Export Horovod's public names too, so that `import *` from here gives all that it gives from `horovod.torch`.
 __all__.extend(name for name in dir(horovod.torch) if not name.startswith("_") and name not in __all__)

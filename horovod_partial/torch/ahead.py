@@ -11,8 +11,8 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 
 class _Ahead(NamedTuple):
-    before: torch.Tensor  # the parameter before the first round that was applied ahead
-    values: torch.Tensor  # the parameter after all rounds that were applied ahead
+    before: torch.Tensor  # the parameter's value before rounds were applied to a copy of it
+    values: torch.Tensor  # the copy of the parameter, to which rounds are applied
 
 
 class ParametersAhead:
@@ -36,7 +36,7 @@ class ParametersAhead:
     @contextmanager
     def in_place_of(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
         """Context in which the parameters have the values of their copies. Autograd sees no change."""
-        # The program may wait in inference mode, no_grad or autocast. The copies outlive that mode, so leave all three.
+        # Copies of parameters outlive a wait in inference mode, no_grad or autocast. So leave these modes here.
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
@@ -64,7 +64,7 @@ class ParametersAhead:
         """
         ahead, rounds = self._ahead, self.rounds
         self.forget()
-        # Compare bits, because NaN never equals itself.
+        # Compare the parameters' bits, because NaN never equals itself.
         same = all(torch.equal(_bits(p), _bits(a.before)) for p, a in ahead.items())
         for p, a in ahead.items():
             p.copy_(a.values if same else p + (a.values - a.before))

@@ -38,7 +38,7 @@ class GradientBucket:
         members: descriptions of the parameters (see `bucket_config.member`). Ranks compare them in round 0, and errors
             name them.
         unscaled: whether gradients travel without their loss scale. Then they travel as float32 instead of float16,
-            because small gradients would become 0.
+            because small gradients would become 0 in float16.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class GradientBucket:
             self.compression, self.wire_dtype = Widened, torch.float32
         self.missing = set(self.parameters)
         self.handle: PartialHandle | None = None
-        self.empty = False  # whether there is no result, because no rank gave a gradient
-        self.wire = self.flat  # what Horovod reduces: `flat`, or a compressed copy
+        self.empty = False  # whether the round has no result, because no rank gave a gradient
+        self.wire = self.flat  # the tensor that Horovod reduces: `flat`, or a compressed copy of it
         self._sparse: set[torch.nn.Parameter] = set()
         self._streams: set[torch.cuda.Stream] = set()  # the CUDA streams on which gradients were put into the bucket
         self._context: Any = None
@@ -97,7 +97,7 @@ class GradientBucket:
         elif gradient.is_sparse:
             view.copy_(gradient.detach().to_dense())
         elif gradient.data_ptr() != view.data_ptr():
-            view.copy_(gradient.detach())  # a gradient has a graph of its own if `create_graph=True`; leave it out
+            view.copy_(gradient.detach())  # with `create_graph=True` gradients have a graph: leave it out
 
     def take(self, parameter: torch.nn.Parameter) -> bool:
         """Move a parameter's `grad` into the bucket; a missing one counts as zeros. Returns whether the bucket is complete."""
@@ -115,7 +115,7 @@ class GradientBucket:
         Raises:
             ValueError: the compression changes more than the dtype.
         """
-        for stream in self._streams:  # wait for the forward pass's CUDA streams, which copied gradients
+        for stream in self._streams:  # wait for the copies of gradients, made on the CUDA streams of forward passes
             torch.cuda.current_stream(self.flat.device).wait_stream(stream)
         self._streams.clear()
         if scale != 1.0:
@@ -130,9 +130,9 @@ class GradientBucket:
         self.handle = start(wire)
 
     def wait(self) -> bool:
-        """Wait for the round in which the bucket arrived.
+        """Wait until this rank's arrival at the bucket has a result.
 
-        Afterwards its result is in the tensor that travels or, with replay, in the core, until `take_round` takes it.
+        The result is then in the tensor that travels. With replay it is in the core until `take_round` takes it.
         Returns whether the gradients are unchanged since the arrival. (The application may have changed them.)
         """
         assert self.handle is not None
@@ -151,7 +151,7 @@ class GradientBucket:
             self.flat.copy_(self.compression.decompress(self.wire, self._context))
 
     def show(self, frozen: Collection[torch.nn.Parameter]) -> None:
-        """Set each parameter's `grad` to its view of the bucket; to None for frozen parameters, or without a result."""
+        """Set each parameter's `grad` to its view of the bucket; to None if it is frozen, or if there is no result."""
         for parameter, view in self.views.items():
             gradient = None if self.empty or parameter in frozen else view
             parameter.grad = view.to_sparse() if gradient is not None and parameter in self._sparse else gradient
@@ -171,13 +171,13 @@ class GradientBucket:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether Horovod may still read and write the bucket's tensor, because an arrival has not ended."""
+        """Whether Horovod may still read and write the bucket's tensor, because its operation has not ended."""
         return self.handle is not None and runtime.is_initialized() and not self.handle.poll()
 
     def abandon(self) -> None:
-        """Forget an arrival that has failed, or will fail because Horovod has shut down or is about to."""
+        """Forget an arrival that has failed, or that will fail because Horovod shuts down."""
         if self.is_under_way:
-            # Horovod may use the old tensor until it shuts down; the handle keeps that tensor alive.
+            # Make a new tensor: Horovod may use the old one until it shuts down. The handle keeps the old one alive.
             self.flat = torch.zeros_like(self.flat)
             self.wire = self.flat if self.wire_dtype == self.flat.dtype else self.flat.to(self.wire_dtype)
             self.views = self.views_of(self.flat)
@@ -185,7 +185,7 @@ class GradientBucket:
         self.reset()
 
     def collect(self, process_set: int) -> None:
-        """Write the results that this rank has missed to the tensor that travels, without an arrival.
+        """Copy missed results from the core into the tensor that travels, without an arrival.
 
         Sets `empty` if this rank has missed no round with a gradient.
         """

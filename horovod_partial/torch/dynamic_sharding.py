@@ -83,10 +83,10 @@ class DynamicShardingSampler(Sampler[list[int]]):
         self.drop_last = drop_last
         self.process_set = process_set
         self._next_epoch = 0
-        self._place = Place(0)  # where in the data the next loop begins; unused while `_pass` is set
+        self._place = Place(0)  # where in the data the next loop begins; not used while `_pass` is not None
         self._cached: Plan | None = None
         self._pass: _Pass | None = None  # the pass (an epoch, or its rest) from which a loop took its last batch
-        self._handed_out: deque[tuple[int, int]] = deque()  # (update, micro-batch) of each list that `__iter__` yielded
+        self._handed_out: deque[tuple[int, int]] = deque()  # (update, micro-batch) of each batch that workers prefetch
 
     def _order(self, epoch: int) -> Any:
         if not self.shuffle:
@@ -202,12 +202,12 @@ class _Pass:
         self._optimizer = weakref.ref(optimizer)
         self._tenure = Tenure(runtime)
         self._tenure.enter()
-        self._made = 0  # updates of the pass (an epoch, or its rest) that this rank had applied when last asked
+        self._made = 0  # how many updates of its epoch (or of the rest) the rank had applied when `made` was last read
         sampler._pass = sampler._pass or self
 
     @property
     def made(self) -> int:
-        """How many updates of the pass this rank has applied."""
+        """How many updates of the pass (an epoch, or its rest) this rank has applied."""
         optimizer = self._optimizer()
         rounds = None if optimizer is None else optimizer._exchange.rounds_of(self._tenure)
         if rounds is not None:
@@ -220,7 +220,7 @@ class _Pass:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the pass has updates left, and they can still be made, because Horovod and the optimizer still live."""
+        """Whether the epoch, or its rest, is not over and can go on, because Horovod and the optimizer still live."""
         return self._tenure.is_current and self._optimizer() is not None and not self.is_over
 
     @property
@@ -229,7 +229,7 @@ class _Pass:
 
 
 class _Batches:
-    """Loads an epoch's batches. The loader's workers load this rank's own, in order; this process loads all others."""
+    """Loads an epoch's batches. Workers of the `DataLoader` load this rank's own in order; this process the others."""
 
     def __init__(self, current: _Pass) -> None:
         self._plan = current.plan
@@ -252,7 +252,7 @@ class _Batches:
 
     def _load(self, indices: Sequence[int]) -> Any:
         loader, dataset = self._loader, self._loader.dataset
-        fetch = getattr(dataset, "__getitems__", None)  # a DataLoader's workers prefer `__getitems__` to indexing, too
+        fetch = getattr(dataset, "__getitems__", None)  # use `__getitems__` if there is one, as a DataLoader does
         batch = loader.collate_fn(fetch(indices) if fetch else [dataset[index] for index in indices])
         pins = loader.pin_memory and torch.cuda.is_available()
         return pin_memory(batch) if pins else batch  # type: ignore[no-untyped-call]
@@ -261,11 +261,11 @@ class _Batches:
 class _Timeline:
     """Says to which pass (an epoch, or the rest of one) each update of an optimizer belongs.
 
-    It is the same on all ranks without any message.
+    It is the same on all ranks without any message, because all ranks begin the same loops in the same order.
 
     Attributes:
         passes: the passes that have begun and are not over, oldest first.
-        loop: an object that stands for the newest loop.
+        loop: an object that stands for the newest loop. By it a loop knows whether it is the newest one.
     """
 
     def __init__(self) -> None:
@@ -275,7 +275,7 @@ class _Timeline:
         self._tenure = Tenure(runtime)
 
     def begin(self, loader: DataLoader[Any], optimizer: Any) -> object:
-        """Queue an epoch, or the rest of one, behind those that are not over. Returns an object for its loop."""
+        """Queue an epoch, or its rest, behind those that are not over. Returns an object that stands for its loop."""
         if self._tenure.enter():
             self.passes.clear()
             self._end = optimizer.rounds
@@ -358,11 +358,11 @@ class DynamicShardingLoader:
         try:
             while timeline.passes:
                 current = timeline.passes[0]
-                current.sampler._pass = current  # the sampler's `state_dict` says the place of this pass now
+                current.sampler._pass = current  # the sampler's `state_dict` saves the place in this epoch from now on
                 yield from self._batches(current)
                 timeline.passes.popleft()
         finally:
-            if timeline.loop is loop:  # give the micro-batch back, unless a newer loop has begun it
+            if timeline.loop is loop:  # let others make the begun micro-batch, unless a newer loop has begun it
                 self._optimizer._exchange.give_back()
 
     def _batches(self, current: _Pass) -> Iterator[Any]:

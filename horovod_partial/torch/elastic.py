@@ -13,7 +13,7 @@ from horovod_partial.torch.dynamic_sharding import DynamicShardingSampler
 from horovod_partial.torch.operations import runtime
 
 __all__ = ["ElasticSampler", "TorchState", "run"]
-__path__: list[str] = []  # makes this module a package, same as Horovod's
+__path__: list[str] = []  # makes this module a package, as `horovod.torch.elastic` is one
 
 # This lets a `TorchState` save the place of a `DynamicShardingSampler` in the data.
 get_handler_registry().append((DynamicShardingSampler, SamplerStateHandler))
@@ -23,8 +23,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate the function of an elastic training, same as `horovod.torch.elastic.run`.
 
     If ranks are added or removed, late gradients are delivered before Horovod restarts. To have them in the state too,
-    call the optimizer's `flush` before `state.commit()`. (Under `hvd.WorkSharing()` commit in a round hook, without a
-    flush.) If a rank has failed, late gradients are lost, like everything after the last commit.
+    call the optimizer's `flush` before `state.commit()`. Under `hvd.WorkSharing()` do not flush: commit in a hook given
+    to `optimizer.register_round_hook`. If a rank fails, late gradients and all work since the last commit are lost.
     """
 
     return elastic.run(func, runtime)

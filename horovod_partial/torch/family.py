@@ -16,10 +16,10 @@ from horovod_partial.torch.operations import PartialHandle, make_config, runtime
 
 
 class GradientFamily(Family):
-    """The buckets of one optimizer's gradients. They arrive one by one, and their results are taken together.
+    """The buckets of one optimizer's gradients. A rank arrives at them one by one, and takes their results together.
 
-    `hvd.DistributedOptimizer` arrives at a bucket during backward, as soon as its gradients are there. Keras arrives at
-    all buckets after backward.
+    `hvd.DistributedOptimizer` arrives at a bucket during backward, as soon as the bucket has all of its gradients.
+    Keras arrives at all buckets after backward.
 
     Args:
         process_set: the ranks that take part.
@@ -35,11 +35,11 @@ class GradientFamily(Family):
         self.buckets = list(buckets)
         self._options = options
         for bucket in buckets:
-            self.config(bucket.flat, bucket.wire_dtype)  # raises errors of wrong options before the first backward pass
+            self.config(bucket.flat, bucket.wire_dtype)  # raises errors about wrong options before backward passes
 
     def config(self, tensor: torch.Tensor, dtype: torch.dtype, **options: Any) -> _attach.BucketConfig:
         """Return the declaration of a bucket whose tensor travels as `dtype`. `options` replace those of the family."""
-        # Ask for the number of ranks in each step, since an elastic job may change it. make_config caches its results.
+        # Ask for the number of ranks in each step, because an elastic job may change it. make_config is cached.
         return make_config(
             dtype=dtype,
             shape=tuple(tensor.shape),
@@ -63,7 +63,7 @@ class GradientFamily(Family):
 
     @property
     def is_begun(self) -> bool:
-        """Whether a bucket has gradients of this step, or has arrived with them."""
+        """Whether some gradients of this step are in a bucket, or have arrived."""
         return any(bucket.handle is not None or bucket.is_begun for bucket in self.buckets)
 
     @property
@@ -83,7 +83,7 @@ class GradientFamily(Family):
         return unchanged
 
     def take_round(self) -> int:
-        """Write the results of the oldest round that this rank has not taken to the views of the buckets.
+        """Take the oldest round that this rank has not taken: write its results into the buckets.
 
         A round without any gradient is skipped (a flush may make one), because a step with zeros would move weights by
         momentum and decay. If only some buckets have gradients, the others count as zeros, on every rank.
@@ -102,13 +102,13 @@ class GradientFamily(Family):
         return 0
 
     def take_results(self) -> bool:
-        """Write the results of the last arrivals to the views of the buckets. Returns whether any bucket had a result."""
+        """Write the arrivals' results into the buckets. Returns whether any bucket has one, or there are no buckets."""
         for bucket in self.buckets:
             bucket.unpack()
         return any(not bucket.empty for bucket in self.buckets) or not self.buckets
 
     def collect(self) -> bool:
-        """Write the results that this rank has missed to the views of the buckets, without an arrival.
+        """Write the results that this rank has missed into the buckets, without an arrival.
 
         Returns whether there were any results.
         """
@@ -127,6 +127,6 @@ class GradientFamily(Family):
             bucket.reset()
 
     def abandon(self) -> None:
-        """Forget arrivals that have failed, or will fail because Horovod has shut down or is about to."""
+        """Forget arrivals that have failed, and arrivals that will fail because Horovod shuts down."""
         for bucket in self.buckets:
             bucket.abandon()

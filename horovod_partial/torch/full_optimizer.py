@@ -56,7 +56,7 @@ def wrap(
     # PyTorch has wrapped Horovod's `step`, and the `step` of the user's optimizer, so that they call hooks.
     # Unwrap Horovod's, so that hooks run once.
     horovod_step = inspect.unwrap(cls.step)
-    # Horovod has one `step` for Adasum, which takes closures, and one for all else, which does not.
+    # Horovod has two `step` methods. The one for Adasum supports closures, and the other does not.
     takes_closures = horovod_step is not horovod_optimizer._DistributedOptimizer.step
     if takes_closures and round_steps.changes_gradients:
         raise ValueError(
@@ -105,7 +105,7 @@ def wrap(
 
     cls.synchronize, cls.gives_way = synchronize, False
     cls.is_under_way = lambda self: bool(getattr(self, "_handles", None))
-    cls.stop_reducing = lambda self: None  # no need: gradient hooks do nothing once another wrapper replaces this one
+    cls.stop_reducing = lambda self: None  # nothing to do: gradient hooks rest once another wrapper has taken over
     cls.step, cls.zero_grad, cls.set_backward_passes_per_step = step, zero_grad, set_backward_passes_per_step
     cls.add_param_group = add_param_group
     cls.is_horovod_partial = True
@@ -118,7 +118,7 @@ def wrap(
     cls.rounds = property(lambda self: self._rounds, doc="Steps taken: under `Full` every step is a round.")
     cls.steps_in_round = 1.0
     cls.updated = 1
-    cls.merging_plan = cls.last_round = cls.last_average = None  # `Full` has no merging plan, no rounds, no averages
+    cls.merging_plan = cls.last_round = cls.last_average = None  # `Full` has no merging plan, and averages no models
     cls.__reduce__ = lambda self: unwrapped(self, base)
     wrapped._rounds = 0
     if grad_scaler is None:
@@ -156,7 +156,7 @@ def _is_synchronized(optimizer: Any) -> bool:
     return optimizer._synchronized and not optimizer._handles
 
 
-_horovods_class_is_changed = threading.Lock()  # a thread holds this while it changes Horovod's optimizer class
+_horovods_class_is_changed = threading.Lock()  # a thread holds this lock while it changes Horovod's optimizer class
 
 
 @contextmanager
@@ -194,7 +194,7 @@ def _reduced(optimizer: Any, closure: Callable[[], Any], round_steps: RoundSteps
     """
     optimizer._synchronized = False
     loss = closure()
-    if not optimizer._synchronized:  # unless the closure has called `synchronize` itself, to clip
+    if not optimizer._synchronized:  # a closure may have called `synchronize` itself, to clip gradients
         optimizer.synchronize()
     round_steps.before(optimizer)
     searches = issubclass(type(optimizer), torch.optim.LBFGS)

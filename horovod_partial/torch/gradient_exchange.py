@@ -80,6 +80,7 @@ class GradientExchange(Exchange):
         travels = process_set.included() and not runtime.is_alone(process_set)
         scales = grad_scaler is not None and grad_scaler.is_enabled()
         agreed = {"grad_scaler": "a scaler" if scales else None} | round_steps.agreed
+        agreed["merging"] = None if merging is None else merging.agreed
         self.process_set = process_set
         self.round_steps = round_steps
         self.synchronized = False
@@ -95,13 +96,13 @@ class GradientExchange(Exchange):
         self._bucket_options = bucket_options | {
             "prescale_factor": 1.0 / predivide,
             "postscale_factor": predivide,
-            # With a GradScaler, gradients that are not finite travel too: then every rank skips the round and lowers the
-            # scale.
+            # With a GradScaler, gradients that are not finite travel too, so that every rank skips the round and lowers
+            # the scale.
             "drop_nonfinite": not self.unscales,
             "agreed": tuple(f"{name}={value}" for name, value in agreed.items() if value is not None),
         }
         self._tenure = Tenure(runtime)  # the generation of Horovod that the buckets belong to
-        self._introduction: healing.Introduction | None = None  # compares the parameters with which ranks begin
+        self._introduction: healing.Introduction | None = None  # compares the parameters of all ranks at the start
         self._hooks: list[Any] = []
 
         self._local_steps = 0
@@ -110,9 +111,9 @@ class GradientExchange(Exchange):
         self._steps_in_round = 1.0  # how many steps per rank, on average, the result of the newest round contains
         self._shown = ShownResult()
         self._ahead = ParametersAhead()
-        self._is_applying = False  # whether a round is being applied or waited for; then no round is applied ahead
-        self._is_ahead_of_step = False  # whether `apply_ahead` has taken the round of this step's own gradients, too
-        self._has_told = False  # whether a second backward pass before a step has raised its error
+        self._is_applying = False  # whether a round is being applied or waited for, so that none is applied ahead
+        self._is_ahead_of_step = False  # whether `apply_ahead` has taken the rounds up to that of this step's gradients
+        self._has_told = False  # whether too many backward passes before a step have raised an error
         self._has_warned = False  # whether the warning about `state_dict` without a flush was given
 
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
@@ -146,7 +147,7 @@ class GradientExchange(Exchange):
         """Name the buckets anew in each generation of Horovod, because new ranks begin to number optimizers at 1."""
         if not self._tenure.enter():
             return
-        self._owner = _attach.Owner()  # when this object is gone on every rank, the buckets end
+        self._owner = _attach.Owner()  # when this object is gone on every rank, its buckets end
         self._merging = None
         name = self._name.current()
         buckets = {f"{name}.{index}": members for index, members in enumerate(self._planned)}
@@ -165,7 +166,8 @@ class GradientExchange(Exchange):
                 bucket.name = named
             self._family = GradientFamily(self.process_set, self.buckets, self._bucket_options)
         start = f"{healing.PREFIX}start.{name}"
-        runtime.own(self._owner, self.process_set.process_set_id, [*buckets, start])
+        owned = [start] if self._merging is not None else [*buckets, start]  # `Merging` owns its buckets itself
+        runtime.own(self._owner, self.process_set.process_set_id, owned)
         if self._replays:
             meeting, replica = runtime.meet(self.process_set), self.replica
             if meeting is not None and replica is not None:
@@ -225,6 +227,7 @@ class GradientExchange(Exchange):
             return
         collectives = Collectives(self.process_set, self._reduce_probe, self.buckets[0].flat.device)
         if not self._merging.everybody_is_here(collectives):
+            self._merging.postpone()
             return
         self.flush_optimizer(optimizer)  # late contributions must be delivered before their buckets are replaced
         if self._merging.replan(collectives):
@@ -290,7 +293,7 @@ class GradientExchange(Exchange):
         """Let each parameter's `grad` be what its bucket holds.
 
         Args:
-            has_result: whether that is the result of a round. Returned, so that a caller can end with this call.
+            has_result: whether the buckets hold the result of a round. This is also the return value.
             steps: the number of local steps in the result, as an average over the ranks. `steps_in_round` shows it.
         """
         self._steps_in_round = steps
@@ -392,7 +395,7 @@ class GradientExchange(Exchange):
         _remove(self._hooks)
 
     def apply_rounds(self) -> None:
-        """Apply all rounds that this rank can take, oldest first. Only between two steps."""
+        """Apply all rounds that this rank can take, oldest first. Call this only between two steps."""
         optimizer = self.wrapped()
         if not self._replays or self.family is None or not self._hooks or optimizer is None:
             return
@@ -411,7 +414,7 @@ class GradientExchange(Exchange):
         """
         if not self._replays or not self._hooks or self._has_result or self._is_applying:
             return False
-        # After `synchronize` the user sees gradients, and may change them before `step`.
+        # After `synchronize` the user sees gradients and may change them before `step`, so no round may overwrite them.
         if self.synchronized and not self._is_ahead_of_step and self._shown:
             return False
         if torch._C._current_graph_task_id() != -1:
@@ -437,7 +440,7 @@ class GradientExchange(Exchange):
         return self._merging is None and self._family.have_arrived
 
     def apply_ahead(self) -> None:
-        """Apply all rounds that this rank can take to a copy of the model. The next step or flush copies it back.
+        """Apply to a copy of the model all rounds that this rank can take. The next step or flush makes it the model.
 
         If this step's gradients have arrived, nothing is applied before their round has ended. Then that round is
         applied too, and the parameters' gradients become the result that `synchronize` would show.
@@ -466,7 +469,7 @@ class GradientExchange(Exchange):
                 self._shown.show(self.buckets, misses_more=True)
 
     def _leave_the_wait(self) -> None:
-        """Copy back to the model the parameters to which rounds were applied while the program waited."""
+        """Copy to the model the copies of its parameters, to which rounds were applied while the program waited."""
         self._family.disturb(self._ahead.become_the_model())
 
     @contextmanager
@@ -541,7 +544,7 @@ class GradientExchange(Exchange):
         if not self._replays and self._tenure.is_current:  # without replay, the sums of missed results are applied
             has_result = self._family.collect()
             with self._gradients_kept():
-                if self._show(has_result, steps=0.0):  # 0, because schedules counted each step when it was taken
+                if self._show(has_result, steps=0.0):  # 0, because schedules have counted these steps already
                     self._apply_round(optimizer)
         self._flushed_at = self._local_steps
 

@@ -1,4 +1,4 @@
-"""Replaces the functions by which a program waits for Horovod's own operations, and asks whether they are over."""
+"""Replaces two functions of Horovod: one waits for its own operations, the other asks whether an operation is over."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from horovod.torch import mpi_ops
 
 from horovod_partial.runtime.runtime import Runtime
 
-_LEAST_NS = 50_000  # shorter waits are not recorded, because their operations were practically over
+_LEAST_NS = 50_000  # waits for Horovod that are shorter are not recorded: their operations were practically over
 
 
 @functools.cache

@@ -24,8 +24,8 @@ from horovod_partial.torch.operations import runtime
 class Merging:
     """The gradients of one optimizer of PyTorch, and the plan by which they travel. A new plan may come between two steps.
 
-    It belongs to one generation of Horovod. Gradient hooks call `gradient` in autograd's threads. The application's
-    thread calls all other methods, and never at the same time.
+    This object belongs to one generation of Horovod. Gradient hooks call `gradient` in autograd's threads. The
+    application's thread calls all other methods, and never at the same time.
 
     Args:
         options: the user's argument `merging`.
@@ -59,14 +59,14 @@ class Merging:
         self._steps = Steps(list(names.values()), self._planner.steps_to_next, options.warmup_steps)
         self._due = False
         self._plans = 0
-        self._rounds_before = 0  # number of rounds in the buckets of earlier plans
+        self._rounds_before = 0  # the number of rounds that this rank took in the buckets of earlier plans
         self._use(name, messages)
 
     def _use(self, prefix: str, messages: Sequence[Sequence[torch.nn.Parameter]]) -> None:
         self.buckets = {f"{prefix}.{index}": message for index, message in enumerate(messages)}
         owner = _attach.Owner()
         runtime.own(owner, self._process_set.process_set_id, [*self.buckets, self._planner.meeting])
-        # Drop the owner of the old buckets. So they end, except the one in which ranks wait for each other.
+        # The old buckets end with their owner. The bucket in which ranks wait for each other has the new owner, too.
         self._owner = owner
 
     @property
@@ -81,12 +81,12 @@ class Merging:
 
     @property
     def rounds(self) -> int:
-        """How many rounds have ended on this rank in all buckets, including buckets of earlier plans."""
+        """How many rounds this rank has taken, including the rounds of earlier plans."""
         return self._rounds_before + Family(runtime, self._process_set, self.buckets).taken
 
     def gradient(self, parameter: torch.nn.Parameter) -> None:
-        """Note that backward has made a parameter's gradient. While steps are measured, wait for its device first."""
-        if parameter.is_cuda and self._steps.measures:
+        """Note that backward has made a parameter's gradient. While gradients are timed, wait for the GPU first."""
+        if parameter.is_cuda and self._steps.is_measured and not self._planner.is_on_trial:
             torch.cuda.synchronize(parameter.device)
         self._steps.record(self._positions[parameter])
 
@@ -95,16 +95,20 @@ class Merging:
         self._due = self._steps.end_step() or self._due
 
     def is_due(self) -> bool:
-        """Return whether a new plan of merged gradients is due: True once for each plan, at the same step on all ranks."""
+        """Return whether a new plan of merged gradients is due: True once for each, at the same step on all ranks."""
         due, self._due = self._due, False
         return due
 
     def everybody_is_here(self, collectives: Collectives) -> bool:
-        """Wait for all ranks before a new plan. Returns False if a rank has left: then the present plan stays."""
+        """Wait for all ranks before a new plan. Returns False if some rank does not come; then call `postpone`."""
         return collectives.everybody_is_here(self._planner.meeting)
 
+    def postpone(self) -> None:
+        """Keep the present messages for `replan_every` steps more; for ever if that is None."""
+        self._steps.begin_plan(self._options.replan_every)
+
     def replan(self, collectives: Collectives) -> bool:
-        """Make a new plan, between two steps, after all ranks have flushed. Returns whether `buckets` have changed."""
+        """Make a new plan of messages, after a flush between two steps. Returns whether `buckets` have changed."""
         current = [[self._names[parameter] for parameter in message] for message in self.buckets.values()]
         probes = _attach.Owner()
         runtime.own(probes, self._process_set.process_set_id, self._planner.probes)
@@ -112,7 +116,7 @@ class Merging:
         del probes
         self._plans += 1
         if messages is not None:
-            self._rounds_before = self.rounds  # a number equal on all ranks, because they have just flushed
+            self._rounds_before = self.rounds  # this number is equal on all ranks, because they have just flushed
             parameters = [[self._parameters[name] for name in message] for message in messages]
             self._use(f"{self._name}.plan{self._plans}", parameters)
         self._steps.begin_plan(self._planner.steps_to_next)

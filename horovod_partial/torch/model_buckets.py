@@ -56,8 +56,8 @@ def averaged_tensors(
     """Return the tensors that a policy of models averages, in the same order on every rank.
 
     State means tensors that the optimizer keeps in the shape of a parameter, such as momentum. Counters of steps are
-    not averaged. A parameter that has had no gradient on this rank has no state; it counts as zeros, with which state
-    begins.
+    not averaged. If a parameter has had no gradient on this rank, it has no state here. Its state counts as zeros then,
+    because state begins with zeros.
 
     Args:
         parameters: the trained parameters.

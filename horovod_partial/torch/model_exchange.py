@@ -34,7 +34,7 @@ class WeightedAverageInfo:
     """What went into an average by `hvd.WeightedAverage`.
 
     Attributes:
-        steps: how many steps each rank had taken since the average before, by rank.
+        steps: how many steps each rank had taken since the previous average, by rank.
         weights: the weight of each rank's model, by rank; bit for bit the same on every rank.
         useful: whether the average has a better bound than the fastest rank's model alone (`wp_sgd.average_is_useful`).
         converges: whether the bound holds if such averages are repeated (`wp_sgd.average_converges`).
@@ -130,7 +130,7 @@ class ModelExchange(models.ModelExchange, Exchange):
             self._learn = None
             if self._slow_momentum is not None and self.averages_all():
                 if isinstance(self.policy, GroupAverage) and self.rounds == 0:
-                    self._learn = self._slow_momentum.begin_at  # the first average has no momentum yet
+                    self._learn = self._slow_momentum.begin_at  # before the first average there is no momentum
                 else:
                     self._slow_momentum.contribute(self._parameters_of(flat))
                     self._learn = self._slow_momentum.take
@@ -179,7 +179,7 @@ class ModelExchange(models.ModelExchange, Exchange):
     def _pack(self, tensors: Sequence[torch.Tensor]) -> ModelBucket:
         known = self._bucket.tensors if self._bucket is not None else []
         if len(known) != len(tensors) or any(a is not b for a, b in zip(known, tensors, strict=True)):
-            self._bucket = ModelBucket(tensors)  # an optimizer makes state tensors in its first step, and when it loads
+            self._bucket = ModelBucket(tensors)  # the first step and `load_state_dict` make new state tensors
         assert self._bucket is not None
         self._bucket.pack()
         return self._bucket

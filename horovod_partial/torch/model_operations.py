@@ -148,7 +148,7 @@ def arrive(
 
 
 def signal(name: str, process_set: ProcessSet) -> None:
-    """Run a round of a bucket, by which the other ranks learn that some rank has come to this call.
+    """Run a round of a bucket, to tell the other ranks that some rank has made this call.
 
     Only the first round waits for all ranks.
     """

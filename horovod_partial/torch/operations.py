@@ -34,7 +34,7 @@ _DTYPES = {torch.int32: 4, torch.int64: 5, torch.float16: 6, torch.float32: 7, t
 
 
 class _InFlight:
-    """Keeps the tensors of operations alive until these have ended, even if the program drops the handles.
+    """Keeps the tensors of operations alive until the operations have ended, even if the program drops the handles.
 
     Some handles are never synchronized, for example after a failed backward pass. `add` removes operations that have
     ended, but only when the set has grown to twice its size after the last removal, so the cost per operation stays
@@ -75,7 +75,7 @@ class PartialHandle:
         try:
             runtime.wait(self.handle)
         finally:
-            if self.handle.poll():  # if an interrupt has ended the wait, the core still uses the tensors
+            if self.handle.poll():  # after an interrupted wait the core may still use the tensors, so keep them
                 _in_flight.discard(self)
         if self.work is not self.output:
             self.output.copy_(self.work)
@@ -96,7 +96,7 @@ def init(*args: Any, **kwargs: Any) -> None:
         ValueError: settings contradict each other. Every rank raises the same error.
     """
     runtime.init(*args, **kwargs)
-    _config_of.cache_clear()  # `init` may have taken the default policy from the settings of rank 0
+    _config_of.cache_clear()  # forget declarations, because `init` may have taken another default policy from rank 0
 
 
 def join(device: int | None = None) -> int:
@@ -267,7 +267,7 @@ def _submit(
     if not isinstance(process_set, ProcessSet):
         check_kinds({"process_set": process_set})
     size = runtime.size_of(process_set) if mpi_ops.is_initialized() else None
-    # torch.set_default_device and the like enter a mode in which each access to a tensor runs slow Python code.
+    # Leave the mode of torch.set_default_device and its like, in which each access to a tensor runs slow Python code.
     with torch.DisableTorchFunction():
         what = (
             tensor.dtype,
@@ -281,7 +281,7 @@ def _submit(
         )
         try:
             config = _config_of(*what)
-        except TypeError:  # an argument cannot be hashed, so it is wrong: call the checks, which say why
+        except TypeError:  # an argument cannot be hashed, so it is wrong: checks without the cache say why
             config = _config_of.__wrapped__(*what)
         if config is not None:
             return submit(tensor, output, _check_call(tensor, name), process_set, config)
@@ -342,7 +342,7 @@ def check_arguments(tensor: torch.Tensor, name: str | None, process_set: Process
 
 
 def _check_call(tensor: torch.Tensor, name: str | None) -> str:
-    """Make the checks that every call needs. (Checks of the tensor's dtype and shape are cached.) Returns the name."""
+    """Check the name, and what may differ between tensors of equal dtype and shape. Returns the name."""
     if not isinstance(name, str) or not name:
         check_kinds({"name": name})
         raise ValueError("a partial collective needs a name, the same in every round: pass name=")

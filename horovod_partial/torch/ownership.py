@@ -20,7 +20,7 @@ _owners: Any = WeakTensorKeyDictionary()
 
 
 def take_over(optimizer: Any, process_set: ProcessSet) -> None:
-    """Let all parameters of a wrapped optimizer that require gradients belong to it.
+    """Make a wrapped optimizer the owner of its parameters, except those that require no gradient.
 
     An earlier wrapper of any of these parameters reduces nothing from now on. If this rank is not in the process set,
     nothing changes, because the new wrapper reduces nothing here.

@@ -131,7 +131,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
 
 
 def _flush() -> None:
-    """Flush without a comparison of replicas, since a broadcast will give them the values of one rank."""
+    """Flush without a comparison of replicas, because a broadcast will give all of them the values of one rank."""
     if runtime.is_initialized():
         runtime.flush(global_process_set.process_set_id, compares=False)
 
@@ -142,7 +142,7 @@ def broadcast_optimizer_state(
     """Flush, then call `horovod.torch.broadcast_optimizer_state`. All ranks must call this.
 
     For an optimizer without state, such as plain SGD, Horovod sends nothing, and a resumed learning rate would stay on
-    one rank. This function sends the options of the parameter groups then.
+    one rank. In this case the function sends the options of the parameter groups itself.
     """
     _flush()
     functions.broadcast_optimizer_state(optimizer, root_rank, model)

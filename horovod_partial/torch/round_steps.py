@@ -21,7 +21,7 @@ class RoundSteps:
     """Clips and transforms the gradients of a round before the optimizer's own step, and calls hooks after it.
 
     A late rank applies several rounds in one call of `step`, and every rank must treat a round alike. Code that the
-    user puts around `step` runs only once per call. What is given here runs for each round.
+    user puts around `step` runs only once per call. Code that is given to this class runs for each round.
 
     Args:
         max_grad_norm: `max_norm` of `torch.nn.utils.clip_grad_norm_`, over all gradients of the optimizer together;
@@ -88,13 +88,13 @@ class RoundSteps:
             torch.nn.utils.clip_grad_value_(parameters, self._max_value)
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
-        """Call the user's round hooks, after a round has been applied."""
+        """Call the user's hooks, after a round has been applied."""
         for hook in list(self._hooks.values()):
             hook(optimizer)
 
     @property
     def followers(self) -> list[Any]:
-        """The states that round hooks were registered with, such as moving averages and schedules."""
+        """The states that the user's hooks were registered with, such as moving averages and schedules."""
         return list(self._states.values())
 
     def register(self, hook: RoundHook, state: Any = None) -> RemovableHandle:
@@ -158,7 +158,7 @@ def follow_rounds(scheduler: LRScheduler, every: int = 1) -> LRScheduler:
         for _ in range(before, _whole(follower._steps / every)):
             base.step(follower)
 
-    # `step` is replaced in a subclass. An attribute would get into the schedule's state_dict, which must not hold functions.
+    # Replace the schedule's `step` in a subclass. An attribute would be in its state_dict, which may hold no function.
     follower: Any = scheduler
     follower.__class__ = type(base.__name__, (base,), {"step": step, "_follows_rounds": True})
     follower._steps = 0.0  # PyTorch saves and loads this attribute with the schedule's state

@@ -40,7 +40,7 @@ class ShownResult:
         self._copies = [bucket.flat.clone() for bucket in buckets] if misses_more else []
 
     def forget(self) -> None:
-        """Forget the result: the program sees none from now on."""
+        """Forget the shown result of a round: the program sees none from now on."""
         self._versions, self._copies = [], []
 
     def was_changed(self, buckets: Sequence[GradientBucket]) -> bool:

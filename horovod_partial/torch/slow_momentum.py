@@ -36,23 +36,23 @@ class SlowMomentumState:
 
     @torch.no_grad()
     def take(self, average: torch.Tensor) -> None:
-        """Compute the new momentum from the average over all ranks of what `contribute` has made of their models."""
+        """Take the average of all ranks' contributions: compute the new momentum from it, and make it the anchor."""
         if self._anchor is not None:
             self._momentum = (self._anchor - average).div_(self._policy.alpha)
         self.begin_at(average)
 
     @torch.no_grad()
     def begin_at(self, model: torch.Tensor) -> None:
-        """Take a model as the anchor, and keep the momentum. All ranks have this model, from an average without momentum."""
+        """Use a model, equal on all ranks, as the anchor (the start of the next momentum). Keep the old momentum."""
         self._anchor = model.clone()
         if self._momentum is None:
             self._momentum = torch.zeros_like(self._anchor)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the anchor and the momentum; None before the first average over all ranks."""
+        """Return the anchor (the last average over all ranks) and the momentum; None before there is an anchor."""
         return None if self._anchor is None else {"anchor": self._anchor, "momentum": self._momentum}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Load the anchor and the momentum from a saved state. None forgets both."""
+        """Load the anchor (the last average over all ranks) and the momentum from a saved state. None forgets both."""
         self._anchor = None if state is None else state["anchor"].clone()
         self._momentum = None if state is None else state["momentum"].clone()

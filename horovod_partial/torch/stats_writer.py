@@ -13,7 +13,7 @@ from horovod_partial.torch.operations import runtime
 
 
 class ScalarWriter(Protocol):
-    """The part of `torch.utils.tensorboard.SummaryWriter` that is used here."""
+    """The part of `torch.utils.tensorboard.SummaryWriter` that `PartialStatsWriter` uses."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> None:
         """Write a number under a tag, for a step."""

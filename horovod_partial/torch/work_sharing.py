@@ -20,7 +20,8 @@ from horovod_partial.torch.wrapping import Exchange
 class MicroBatchBucket(GradientBucket):
     """A bucket under `hvd.WorkSharing`: the sum of the gradients of all micro-batches of this rank in the open update.
 
-    If gradients travel in another dtype, one tensor of that dtype is kept over all updates.
+    If gradients travel in another dtype, one tensor of that dtype is kept over all updates, because for all arrivals
+    in an update the core reads the tensor of the first one.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -48,9 +49,9 @@ class MicroBatchBucket(GradientBucket):
         return not self.missing
 
     def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: float) -> None:
-        """After each micro-batch: arrive with the sum of those that this rank has made for the open update so far."""
+        """Arrive with the sum of this rank's gradients in the open update. Call this once in each micro-batch."""
         if self.handle is not None and self.handle.poll():
-            # If the operation has ended, it has failed: no update ends before this rank's micro-batch. Raise the error.
+            # No update ends before this rank's micro-batch. If the operation has ended, it has failed: raise its error.
             self.handle.synchronize()
         wire = self.wire
         super().arrive(lambda packed: start(_into(wire, packed)), scale)
@@ -83,7 +84,7 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
     """
 
     bucket_class = MicroBatchBucket
-    synchronized = property(lambda _: True, lambda *_: None)  # nothing to wait for between backward and step
+    synchronized = property(lambda _: True, lambda *_: None)  # there is nothing to wait for between backward and step
     buckets: list[MicroBatchBucket]  # type: ignore[assignment]
     _bucket_of: dict[torch.nn.Parameter, MicroBatchBucket]  # type: ignore[assignment]
     _runtime = runtime
@@ -103,8 +104,8 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
             self.unscales = self._grad_scaler is not None and self._grad_scaler.is_enabled()
 
     def _use_buckets(self, planned: Mapping[str, Sequence[torch.nn.Parameter]]) -> None:
-        # The first bucket carries the grants: which ranks may begin which micro-batches. So it must be the bucket that
-        # backward completes last.
+        # By the first bucket the coordinator counts complete micro-batches and grants further ones. So the first bucket
+        # must be the one that backward completes last.
         super()._use_buckets(dict(reversed(list(planned.items()))))
 
     def _policy(self, *, grants: bool) -> dict[str, Any]:
@@ -223,7 +224,7 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
 
     def _complete_micro_batch(self) -> None:
         self.require_begun()
-        for bucket in reversed(self.buckets):  # the first bucket, which carries the grants, arrives last
+        for bucket in reversed(self.buckets):  # arrive at the first bucket last: the coordinator grants by it
             for parameter in list(bucket.missing):
                 self._add(bucket, parameter)
         same = all(bucket.is_unchanged for bucket in self.buckets)
@@ -281,7 +282,7 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
     def _apply_round(self, optimizer: Any) -> None:
         try:
             super()._apply_round(optimizer)
-        finally:  # gradients of an applied update must not enter the next micro-batch, even if a round hook fails
+        finally:  # gradients of an applied update must not enter the next micro-batch, even if a user's hook fails
             self._applied += 1
             for parameter in self._bucket_of:
                 parameter.grad = None
@@ -322,7 +323,7 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
             raise ValueError("backward_passes_per_step cannot change under hvd.WorkSharing(): wrap a new optimizer")
 
     def before_state_dict(self) -> None:
-        """Do nothing: between two steps, and in a round hook, the state is always that of the newest update."""
+        """Do nothing: between two steps, and in hooks after a round, the state is always that of the newest update."""
 
 
 _NOT_BEGUN = (

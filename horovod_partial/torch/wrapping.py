@@ -69,7 +69,7 @@ class Exchange:
         raise NotImplementedError
 
     def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
-        """Exchange with other ranks, and take the user's own step (`optimizer._base.step`). Returns the closure's loss."""
+        """Exchange with other ranks, and call `optimizer._base.step`, the user's step. Returns the closure's loss."""
         raise NotImplementedError
 
     def synchronize(self) -> None:
@@ -117,7 +117,7 @@ class Exchange:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the entries that `state_dict` has added to an optimizer's saved state, if they are there."""
+        """Load the entries that `state_dict` has added to an optimizer's saved state, if it has them."""
 
 
 class _Methods(torch.optim.Optimizer):
@@ -127,7 +127,7 @@ class _Methods(torch.optim.Optimizer):
     _base: Any  # the user's optimizer class
     _exchange: Exchange
     _make_exchange: MakeExchange
-    gives_way = False  # whether a later wrapper has taken over the parameters
+    gives_way = False  # whether a later wrapper has taken over parameters of this one
     # A generation of Horovod, and how many rounds this optimizer took in it before the last `add_param_group`.
     _rounds_before = (0, 0)
     backward_passes_per_step: int
@@ -329,7 +329,7 @@ class _Methods(torch.optim.Optimizer):
             AssertionError: gradients are under way; call it after `step`. (After a failure it may be called at any time.)
         """
         self._exchange.forget()
-        state, groups = self.state, self.param_groups  # the user's optimizer and schedulers refer to these objects
+        state, groups = self.state, self.param_groups  # keep these: the user's optimizer and schedulers refer to them
         self._base.load_state_dict(self, state_dict)
         state.clear()
         state.update(self.state)
@@ -355,16 +355,16 @@ MakeExchange = Callable[[torch.optim.Optimizer], Exchange]
 def wrap(
     optimizer: torch.optim.Optimizer, make_exchange: MakeExchange, backward_passes_per_step: int, **members: Any
 ) -> Any:
-    """Return a wrapped optimizer: an instance of a subclass of the optimizer's class, with further `members`.
+    """Return a wrapped optimizer. Its class is a subclass of the user's optimizer class, with `members` as attributes.
 
-    It shares the optimizer's state and parameter groups.
+    The wrapped optimizer shares the state and the parameter groups of the user's optimizer.
     """
     exchange = make_exchange(optimizer)  # raises the errors of wrong arguments, before anything has changed
     base = type(optimizer)
     # Horovod's broadcast_optimizer_state takes steps without reducing if a wrapper's class has Horovod's module name.
     body = {**vars(_Methods), "__module__": "horovod.torch.optimizer", "_base": base, **members}
     instance: Any = object.__new__(type(base.__name__, (base,), body))
-    # A learning rate scheduler may have put an attribute `step` on the optimizer. Leave it out: it skips the wrapper.
+    # Leave out an attribute `step` that a learning rate scheduler has set: its calls would not reach the wrapper.
     instance.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
     instance._exchange = exchange
     instance._make_exchange = make_exchange
@@ -378,8 +378,8 @@ class Name:
     """The prefix of the names of an optimizer's buckets, the same on every rank.
 
     The name is chosen when the optimizer is wrapped, because ranks wrap in one order but may use their optimizers in
-    any order (threads, or experts that a router chooses). If Horovod is not up then, and in each later generation, the
-    name is chosen at the first use.
+    any order (threads, or experts that a router chooses). If Horovod is not initialised at that time, the name is
+    chosen at the first use. In each later generation it is chosen anew, at the first use.
 
     Args:
         process_set: the ranks that take part.
@@ -404,7 +404,7 @@ class Name:
 
 
 def unwrapped(optimizer: torch.optim.Optimizer, base: type) -> tuple[Any, ...]:
-    """Return what `__reduce__` needs to pickle it as an instance of the user's class, without hooks and handles."""
+    """Return what `__reduce__` needs to pickle a wrapper as an instance of the user's class without hooks."""
     state = {"defaults": optimizer.defaults, "state": optimizer.state, "param_groups": optimizer.param_groups}
     return base.__new__, (base,), state
 

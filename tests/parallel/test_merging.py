@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.launch(**WITH_TWO_RANKS), pytest.mark.turn("last"), py
 ALL = ["full", "solo", "majority", EVERYBODY]
 WARMUP = 2
 SWITCH = WARMUP + 1  # steps until the plan is there
-OF_PLANS = ("plan", "rule", "replan_every")
+OF_PLANS = ("plan", "rule", "replan_every", "warmup_steps")
 
 
 SMALL = [np.ones((4, 2)), np.ones(2)]  # a model of one layer, whose gradients fit no other model's plan
@@ -51,6 +51,20 @@ def merged(trainer: Trainer, world: World, sync: Any = "full", *training: Any, *
     return trainer.training(world, sync, *training, **options)
 
 
+def gradients(one: Training) -> list[tuple[str, int]]:
+    """The name and the bytes of each gradient, in the order in which they come."""
+    numbered = list(enumerate(one.parameters))[::-1]
+    return [(one.trainer.name_of(number, each), 4 * int(np.prod(each.shape))) for number, each in numbered]
+
+
+def plan_of(one: Training, messages: list[int]) -> MergingPlan:
+    """A plan with so many gradients in each message."""
+    names, nbytes = zip(*gradients(one), strict=True)
+    return MergingPlan(
+        "exact", names, nbytes, (0.0,) * len(names), tuple(messages), MessageCost(1.0, 1.0), measured=9.0
+    )
+
+
 def reference(trainer: Trainer, world: World, steps: int, **options: Any) -> Any:
     """What the weights are after training one model on all ranks' batches, without Horovod."""
     return pytest.approx(trainer.training(world, None, **options).train_alone(steps).weights(), abs=1e-5)
@@ -63,14 +77,14 @@ def test_gradients_are_those_without_merging(
 ) -> None:
     one = merged(trainer, world, sync, rule=rule)
     one.train(SWITCH)
-    plan = world.same(one.plan)
+    plan = world.same(one.optimizer.merging_plan)
     assert (plan.rule, plan.cost, plan.measured) == (rule, known_cost, None)
-    assert sorted(zip(plan.gradients, plan.nbytes, strict=True)) == sorted(one.gradients())
+    assert sorted(zip(plan.gradients, plan.nbytes, strict=True)) == sorted(gradients(one))
     assert list(plan.ready) == sorted(plan.ready)
     assert plan.ready[0] == 0.0
     assert plan.predicted > plan.around > 0.0
     one.train(WARMUP + 2, first=SWITCH)
-    assert one.plan.measured > 0.0
+    assert one.optimizer.merging_plan.measured > 0.0
     world.same(one.weights())
     assert one.weights() == reference(trainer, world, SWITCH + WARMUP + 2)
     trainer.hvd.flush()
@@ -78,19 +92,46 @@ def test_gradients_are_those_without_merging(
 
 @pytest.mark.parametrize("sync", ["full", "majority"])
 def test_plans_are_tried(trainer: Trainer, world: World, sync: str, known_cost: MessageCost) -> None:
-    """The plan that each rank tries is the same, and so is the one that stays."""
-    one = merged(trainer, world, sync, rule="measured")
-    plans = []
+    """All ranks try the same plans in the same steps, and keep the same one. Nothing of the others is left."""
+    one = merged(trainer, world, sync, rule="measured", replan_every=5 * SWITCH)
+    tried = set()
     for number in range(5 * SWITCH):
         one.train(1, first=number)
-        plans.append(one.plan)
-    assert plans[SWITCH - 1].rule in merging.RULES
-    fastest = world.same(plans[-1].messages)
-    assert fastest in {plan.messages for plan in plans[SWITCH - 1 : -1]}
-    assert world.same(plans[-1].measured) > 0.0
+        plan = one.optimizer.merging_plan
+        assert len(set(world.gather(None if plan is None else (plan.rule, plan.messages)))) == 1
+        tried.add(None if plan is None else plan.messages)
+    assert {(1,) * 6, (6,)} <= tried
+    assert world.same(one.optimizer.merging_plan.measured) > 0.0
+    own = [name for name in hvd.partial_stats() if name.startswith(trainer.buckets(one.optimizer)[0].split(".plan")[0])]
+    assert not [name for name in own if ".plan" not in name and not name.endswith(".everybody")]
+    one.train(SWITCH, first=5 * SWITCH)
     if sync == "full":
-        assert one.weights() == reference(trainer, world, 5 * SWITCH)
+        assert one.weights() == reference(trainer, world, 6 * SWITCH)
     trainer.hvd.flush()
+
+
+def test_a_rank_that_leaves_during_the_trial(trainer: Trainer, world: World, known_cost: MessageCost) -> None:
+    one = merged(trainer, world, "solo", rule="measured")
+    one.train(SWITCH + 1 if world.rank == 1 else 4 * SWITCH)
+    trainer.hvd.flush()
+    assert len(set(world.gather(one.optimizer.merging_plan.messages))) == 1
+
+
+def test_steps_without_gradients(trainer: Trainer, world: World, known_cost: MessageCost) -> None:
+    """A rank whose data ran out takes empty steps while the others measure."""
+    one = merged(trainer, world, "full", rule="measured")
+    for number in range(3 * SWITCH):
+        if world.rank == 1:
+            one.optimizer.step()
+        else:
+            one.train(1, first=number)
+    assert world.same(one.optimizer.merging_plan.messages)
+    trainer.hvd.flush()
+
+
+def test_options_that_differ(trainer: Trainer, world: World) -> None:
+    with pytest.raises(trainer.disagreement, match="merging=exact, 2 steps, again after None"):
+        merged(trainer, world, warmup_steps=WARMUP + world.rank).train(1)
 
 
 @pytest.mark.parametrize("sync", ALL)
@@ -98,7 +139,7 @@ def test_a_real_measurement(trainer: Trainer, world: World, sync: str) -> None:
     """On a busy machine the fit may be refused: then the default plan is in use, and says why."""
     one = merged(trainer, world, sync)
     one.train(SWITCH + 2)
-    plan = world.gather(one.plan)[0]
+    plan = world.gather(one.optimizer.merging_plan)[0]
     assert plan.reason or plan.cost.r_squared >= 0.95
     if sync in ("full", EVERYBODY):
         assert one.weights() == reference(trainer, world, SWITCH + 2)
@@ -113,7 +154,7 @@ def test_a_fit_that_is_refused(trainer: Trainer, world: World, monkeypatch: pyte
     monkeypatch.setattr(planner, "_PROBES", 1)
     one = merged(trainer, world)
     one.train(SWITCH + 2)
-    plan = world.same(one.plan)
+    plan = world.same(one.optimizer.merging_plan)
     assert (plan.reason, plan.messages) == ("the network sleeps", (6,))  # 25 MB to a bucket
     assert "default plan (the network sleeps)" in str(plan)
     assert one.weights() == reference(trainer, world, SWITCH + 2)
@@ -125,12 +166,12 @@ def test_times_that_drift_make_a_new_plan(trainer: Trainer, world: World, monkey
     monkeypatch.setattr(planner, "_PROBES", 1)
     one = merged(trainer, world, replan_every=5)
     one.train(SWITCH)
-    assert world.same(one.plan.messages) != (6,)
+    assert world.same(one.optimizer.merging_plan.messages) != (6,)
     one.train(5, first=SWITCH)
-    assert one.plan.cost == costs[0]
+    assert one.optimizer.merging_plan.cost == costs[0]
     del costs[0]  # a message's latency is everything now
     one.train(5, first=SWITCH + 5)
-    assert world.same(one.plan.messages) == (6,)
+    assert world.same(one.optimizer.merging_plan.messages) == (6,)
     one.train(2, first=SWITCH + 10)
     assert one.weights() == reference(trainer, world, SWITCH + 12)
 
@@ -139,37 +180,37 @@ def test_times_that_drift_make_a_new_plan(trainer: Trainer, world: World, monkey
 def test_a_rank_that_has_left_ends_planning(trainer: Trainer, world: World, sync: str, known_cost: MessageCost) -> None:
     one = merged(trainer, world, sync, replan_every=4)
     one.train(SWITCH + 6 if world.rank == 0 else SWITCH + 2)
-    plan = one.plan
+    plan = one.optimizer.merging_plan
     trainer.hvd.flush()
     assert world.same(plan.gradients)
     assert world.rank == 0 or plan.measured is None
 
 
 def test_a_saved_plan(trainer: Trainer, world: World, known_cost: MessageCost, tmp_path: Path) -> None:
-    trainer.training(world, None).plan_of([1, 2, 3]).save(tmp_path / "plan.json")
+    plan_of(trainer.training(world, None), [1, 2, 3]).save(tmp_path / "plan.json")
     one = merged(trainer, world, plan=tmp_path / "plan.json")
     one.train(1)
-    assert one.plan.messages == (1, 2, 3)
+    assert (one.optimizer.merging_plan.messages, one.optimizer.merging_plan.measured) == ((1, 2, 3), None)
     one.train(3, first=1)
     assert one.weights() == reference(trainer, world, 4)
 
 
 @pytest.mark.parametrize("sync", ["full", "majority"])
 def test_a_plan_for_another_model(trainer: Trainer, world: World, sync: str) -> None:
-    plan = trainer.training(world, None, arrays=SMALL).plan_of([2])
+    plan = plan_of(trainer.training(world, None, arrays=SMALL), [2])
     with pytest.raises(ValueError, match="the merging plan is for other parameters"):
         merged(trainer, world, sync, plan=plan).train(1)
 
 
 def test_ranks_with_different_plans(trainer: Trainer, world: World) -> None:
-    plan = trainer.training(world, None).plan_of([6] if world.rank == 0 else [3, 3])
+    plan = plan_of(trainer.training(world, None), [6] if world.rank == 0 else [3, 3])
     with pytest.raises(ValueError, match=r"ranks 1(, \d)* have another model or another plan than rank 0"):
         merged(trainer, world, plan=plan).train(1)
 
 
 def test_one_rank_whose_plan_does_not_fit(trainer: Trainer, world: World) -> None:
     odd = world.rank == 1
-    plan = trainer.training(world, None, arrays=SMALL if odd else None).plan_of([2] if odd else [6])
+    plan = plan_of(trainer.training(world, None, arrays=SMALL if odd else None), [2] if odd else [6])
     expected = "for other parameters" if odd else "does not fit the model of ranks 1"
     with pytest.raises(ValueError, match=expected):
         merged(trainer, world, plan=plan).train(1)
@@ -179,7 +220,7 @@ def test_one_rank_whose_plan_does_not_fit(trainer: Trainer, world: World) -> Non
 def test_dtypes_do_not_mix(trainer: Trainer, world: World, sync: str, known_cost: MessageCost) -> None:
     one = merged(trainer, world, sync, dtypes=MIDDLE, rule="single")
     one.train(SWITCH + 2)
-    assert sorted(one.plan.messages) == [2, 4]
+    assert sorted(one.optimizer.merging_plan.messages) == [2, 4]
     trainer.hvd.flush()
     if sync == "full":
         world.same(one.weights())
@@ -206,7 +247,7 @@ def test_a_switch_loses_and_doubles_nothing(trainer: Trainer, world: World, sync
         assert one.optimizer.rounds >= max(rounds, 1)
         rounds = one.optimizer.rounds
     one.flush()
-    assert one.plan.messages == (1,) * 4
+    assert one.optimizer.merging_plan.messages == (1,) * 4
     everything = -sum(2.0 ** (4 * number + rank % 4) for number in range(steps) for rank in world.ranks)
     assert one.weights() == [everything] * 12
 
@@ -231,7 +272,7 @@ def test_a_rank_that_is_late_before_the_switch(
     run(1)
     world.tell(f"rank {world.rank} is through step 1")
     run(2)
-    assert one.plan.messages == (1,) * 4
+    assert one.optimizer.merging_plan.messages == (1,) * 4
     everything = -sum(10.0 ** (world.size * number + rank) for number in range(3) for rank in world.ranks)
     assert one.weights() == [everything] * 12  # without a flush of one's own
     run(3)
@@ -246,14 +287,14 @@ def test_half_precision(trainer: Trainer, world: World, dtype: str, width: int, 
     """bfloat16 travels as float32."""
     one = merged(trainer, world, dtypes=[dtype])
     one.train(SWITCH + 2)
-    assert sum(one.plan.nbytes) == width * len(one.weights())
+    assert sum(one.optimizer.merging_plan.nbytes) == width * len(one.weights())
     world.same(one.weights())
 
 
 def test_compression(trainer: Trainer, world: World, known_cost: MessageCost) -> None:
     one = merged(trainer, world, compression=trainer.hvd.Compression.fp16)
     one.train(SWITCH + 2)
-    assert sum(one.plan.nbytes) == 2 * len(one.weights())
+    assert sum(one.optimizer.merging_plan.nbytes) == 2 * len(one.weights())
     expected = trainer.training(world, None).train_alone(SWITCH + 2)
     assert one.weights() == pytest.approx(expected.weights(), abs=1e-2)
 

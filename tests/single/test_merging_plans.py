@@ -14,7 +14,7 @@ import horovod_partial.torch as hvd
 from horovod_partial import cli, merging
 from horovod_partial.merging import MergedGradients, MergingPlan, MessageCost
 from horovod_partial.merging.planner import Gradient, Planner
-from horovod_partial.merging.steps import StepTimes
+from horovod_partial.merging.steps import Steps, StepTimes
 
 SIZES = [2**n for n in range(15, 22)]
 
@@ -166,6 +166,51 @@ def test_a_message_waits_for_the_slowest_rank(cost: MessageCost) -> None:
     assert one.steps_to_next == 1000
 
 
+def test_a_fit_that_is_refused_leaves_a_plan_in_use_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> MessageCost:
+        raise ValueError("busy")
+
+    one, collectives = planner(rule="wait_free"), DoubleOfTwoRanks()
+    with monkeypatch.context() as refusing:
+        refusing.setattr(MessageCost, "fit", refuse)
+        assert one.make_plan([list("ab"), ["c"]], times(9.0), collectives) is None
+        assert (one.plan.reason, one.plan.messages) == ("busy", (2, 1))
+    monkeypatch.setattr(MessageCost, "fit", classmethod(lambda cls, sizes, seconds: MessageCost(1.0, 0.5)))
+    assert one.make_plan([list("ab"), ["c"]], times(9.0), collectives) == [["a"], ["b"], ["c"]]
+    monkeypatch.setattr(MessageCost, "fit", refuse)
+    assert one.make_plan(one.plan.names(), times(9.0), collectives) is None
+    assert (one.plan.reason, one.plan.messages) == ("", (1, 1, 1))
+
+
+def test_times_of_steps_without_gradients() -> None:
+    nothing = [float("nan")] * 3
+    empty = StepTimes(list("abc"), [[*nothing, 1.0], [*nothing, 3.0], [*nothing, 5.0]])
+    assert (empty.steps, empty.step_seconds(), empty.around_seconds(), empty.ready()) == (2, 2.0, 0.0, [0.0] * 3)
+    some = StepTimes(list("abc"), [[*nothing, 0.0], [0.1, 0.4, float("nan"), 1.0], [*nothing, 2.0]])
+    assert some.ready() == pytest.approx([0.0, 0.3, 0.3])
+    assert some.around_seconds() == pytest.approx(0.1)
+
+
+def test_steps_are_measured_before_a_plan_is_due() -> None:
+    steps = Steps(["a"], due=3, window=2)
+
+    def take(number: int) -> list[tuple[bool, bool]]:
+        told = []
+        for _ in range(number):
+            measured = steps.is_measured
+            steps.record(0)
+            told.append((measured, steps.end_step()))
+        return told
+
+    assert take(4) == [(True, False), (True, False), (True, True), (False, False)]
+    assert (steps.first().steps, steps.last().steps) == (2, 2)
+    steps.begin_plan(5)
+    assert steps.last().steps == 0
+    assert take(5) == [(False, False)] * 2 + [(True, False)] * 2 + [(True, True)]
+    steps.begin_plan(None)
+    assert take(3) == [(False, False)] * 3
+
+
 # --- Arguments --------------------------------------------------------------------------------------------------------
 
 
@@ -175,7 +220,8 @@ def test_a_message_waits_for_the_slowest_rank(cost: MessageCost) -> None:
         ({"rule": "greedy"}, ValueError, "rule must be one of"),
         ({"warmup_steps": 1}, ValueError, "2 or more"),
         ({"warmup_steps": 2.0}, ValueError, "warmup_steps must be an int"),
-        ({"replan_every": 10}, ValueError, "more than warmup_steps"),
+        ({"rule": "exact", "replan_every": 10}, ValueError, "more than warmup_steps"),
+        ({"replan_every": 54}, ValueError, "replan_every must be 55 or more for the trial of all plans, not 54"),
         ({"replan_every": True}, ValueError, "replan_every must be an int"),
         ({"rule": None}, ValueError, "rule must be one of"),
         ({"warmup_steps": None}, ValueError, "warmup_steps must be an int"),

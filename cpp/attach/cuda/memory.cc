@@ -48,11 +48,11 @@ CUcontext RetainContext(int device) {
 }
 
 // While a guard lives, this thread works on the guard's device: the context of the device is on top of the thread's
-// stack of contexts. cudaSetDevice is not used, because to set device 0 again would make a context on device 0 if the
-// thread had none. A context takes half a gigabyte of the GPU in each process.
+// stack of contexts. cudaSetDevice is not used. If the thread had no context before, its way back would be to set
+// device 0, and that would make a context there. A context takes half a gigabyte of the GPU in each process.
 //
-// While the application captures a CUDA graph, CUDA refuses calls of any thread if they might belong to the graph. Ours
-// never do, and the capture mode `relaxed` says so. Otherwise CudaReadyEvent::Ready would get an error and return true.
+// While the application captures a CUDA graph, CUDA refuses calls of any thread if they might belong to the graph. Our
+// calls never do, and the capture mode `relaxed` says so. Without it CudaReadyEvent::Ready would wrongly return true.
 class ContextGuard {
  public:
   explicit ContextGuard(CUcontext context) {
@@ -99,8 +99,8 @@ class OutOfMemory final : public std::bad_alloc {
 // The memory of a GPU. All operations use one stream, and each call waits until its own work is done. Operations of
 // several threads may interleave on the stream.
 //
-// Memory comes from one of CUDA's pools, which keeps what was freed. cudaMalloc would wait for everything that is
-// queued on the device, and a framework's allocator would make the background thread wait for Python's interpreter.
+// Memory comes from a pool of CUDA's, which keeps freed memory for later. cudaMalloc would wait for everything that is
+// queued on the device. A framework's allocator would make the background thread wait for Python's interpreter.
 class CudaMemory final : public Memory {
  public:
   explicit CudaMemory(int device) : device_(device), context_(RetainContext(device)) {
@@ -126,7 +126,7 @@ class CudaMemory final : public Memory {
     cudaError_t error = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
     if (error == cudaErrorMemoryAllocation) {
       cudaGetLastError();           // clears the error, else this thread's next kernel seems to fail
-      cudaMemPoolTrimTo(pool_, 0);  // frees what the pool keeps, which may be in pieces that are too small
+      cudaMemPoolTrimTo(pool_, 0);  // frees the memory that the pool keeps, because its pieces may be too small
       error = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
     }
     if (error == cudaErrorMemoryAllocation) {
@@ -137,7 +137,7 @@ class CudaMemory final : public Memory {
     Check(cudaStreamSynchronize(stream_));  // makes the memory usable on any stream
     return data;
   }
-  // Nothing on the device uses the memory any more: Horovod calls back only when a reduction has ended.
+  // No work on the device uses the memory at this call, because Horovod calls back only when a reduction has ended.
   void Free(void* data) override {
     if (data != nullptr) GiveBack(context_, [&] { cudaFreeAsync(data, stream_); });
   }
@@ -179,7 +179,7 @@ class CudaMemory final : public Memory {
   const CUcontext context_;
   cudaStream_t stream_{};
   cudaMemPool_t pool_{};
-  std::mutex found_mutex_;  // guards the answer of AddIfFinite: found_ on the device, answer_ on the host
+  std::mutex found_mutex_;  // guards what AddIfFinite finds: found_ on the device, answer_ on the host
   int* found_ = nullptr;
   int* answer_ = nullptr;
 };
@@ -280,7 +280,7 @@ CudaReadyEvent::~CudaReadyEvent() {
   GiveBack(context_, [&] { cudaEventDestroy(event_); });
 }
 
-// Returns true after an error on the device, too: nothing is left to wait for, and the reduction will report the error.
+// Returns true after an error on the device, too. The event will not come then, and the reduction reports the error.
 bool CudaReadyEvent::Ready() const {
   const ContextGuard guard(context_);
   const bool ready = cudaEventQuery(event_) != cudaErrorNotReady;

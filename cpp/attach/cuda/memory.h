@@ -20,7 +20,7 @@ int CudaDevices();
 // Returns the memory of a device, which is never destroyed. Throws std::runtime_error if CUDA reports an error.
 Memory& CudaMemoryOf(int device);
 
-// Implementations of SpareMemoryOf, CopyToHost and StreamOf in attach/device.h.
+// These functions implement SpareMemoryOf, CopyToHost and StreamOf of attach/device.h for CUDA devices.
 Memory& PinnedMemoryOf(int device);
 void CopyFromCuda(int device, void* target, const void* source, std::size_t bytes);
 std::unique_ptr<Stream> CudaStreamOf(int device, std::uintptr_t handle);

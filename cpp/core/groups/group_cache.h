@@ -18,15 +18,15 @@ class GroupCache {
  public:
   GroupCache(int size, std::size_t capacity) : capacity_(capacity), load_(static_cast<std::size_t>(size)) {}
 
-  // Marks a group as used. Returns the groups whose communicators must be freed before this group's communicator is
-  // made.
+  // Marks a group of ranks as used. Returns the groups that lose their communicators for it. The caller must free these
+  // communicators before it makes that of this group.
   std::vector<Members> Use(const Members& group);
   bool Contains(const Members& group) const { return at_.count(group) > 0; }
   std::size_t size() const { return order_.size(); }
 
  private:
   const std::size_t capacity_;
-  std::vector<std::size_t> load_;  // for each rank: the number of cached groups that it is in
+  std::vector<std::size_t> load_;  // for each rank: the number of cached groups that contain the rank
   std::list<Members> order_;       // the cached groups; the least recently used group is first
   std::map<Members, std::list<Members>::iterator> at_;
 };

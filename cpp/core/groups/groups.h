@@ -1,4 +1,4 @@
-// Divides the ranks of a process set into groups that reduce together.
+// Divides the ranks of a process set into groups. Each group reduces by itself.
 #pragma once
 
 #include <vector>
@@ -9,17 +9,17 @@ namespace horovod_partial {
 
 constexpr int kNoGroup = -1;
 
-// For each rank the number of its group, or kNoGroup. An empty partition means that all ranks reduce together.
+// A partition has for each rank the number of its group, or kNoGroup. If it is empty, all ranks reduce together.
 using Partition = std::vector<int>;
 using Members = std::vector<Rank>;  // the ranks of a group, in ascending order
 
-// Returns the groups of a partition in the order of their numbers. A number without ranks gives no group.
+// Returns the groups of a partition of the ranks, ordered by their numbers. A number without ranks gives no group.
 std::vector<Members> GroupsOf(const Partition& partition);
 // Returns the group of a rank among `size` ranks. The result is empty if the rank is in no group.
 Members GroupOf(const Partition& partition, Rank rank, int size);
 // Returns the index of a rank among the members of its group.
 int PlaceOf(const Members& members, Rank rank);
-// Returns the partition with these groups. Ranks without a group get kNoGroup.
+// Returns for each of `size` ranks the number of its group in `groups`, or kNoGroup if it is in none.
 Partition PartitionOf(const std::vector<Members>& groups, int size);
 
 }  // namespace horovod_partial

@@ -1,4 +1,4 @@
-// Tells when to average models of ranks that train by themselves: the periods of WP-SGD (section 5.1), on one rank.
+// Tells a rank when the models of all ranks must be averaged: the periods of WP-SGD (section 5.1).
 #pragma once
 
 #include <algorithm>
@@ -8,27 +8,27 @@
 
 namespace horovod_partial {
 
-// A period is over when the fastest rank has taken all its steps. That rank tells the others by a round of a small
-// bucket. The bucket has no other use, and its rounds close when the first rank arrives. Round 0 of this bucket has all
-// ranks and comes before the first period; round n + 1 ends period n. `ended` is always the number of rounds of the
-// bucket that have ended on this rank.
+// A period (the steps between two averages of models over all ranks) is over when the fastest rank has taken `length`
+// steps. That rank then arrives at a small bucket, to tell the others. The bucket has no other use, and its rounds
+// close when the first rank arrives. Round 0 of this bucket waits for all ranks, before the first period. Round n + 1
+// ends period n. In all functions `ended` is the number of rounds of this bucket that have ended on this rank.
 class Periods {
  public:
   explicit Periods(int length) : length_(length) {}
 
   void TakeStep() { ++steps_; }
-  // Returns true if this rank must arrive at the bucket that ends periods. When the round of this arrival has ended,
-  // the caller must ask again: the round may have ended an earlier period, whose end another rank reached first.
+  // Returns true if this rank must arrive at the bucket with which ranks end periods. When the round of this arrival
+  // has ended, the caller must ask again: it may have ended an earlier period, whose end another rank reached first.
   bool MustSignal(Round ended) const { return ended == 0 || (steps_ >= length_ && !IsOver(ended)); }
-  // Returns true if some rank has taken all its steps of the present period, so that it is time to average.
+  // Returns true if some rank has taken all its steps of the present period, so the models must be averaged now.
   bool IsOver(Round ended) const { return ended >= periods_ + 2; }
   // Begins the next period. Returns the number of steps that this rank has taken in the last period.
   int BeginNext() {
     ++periods_;
     return std::exchange(steps_, 0);
   }
-  // Begins a new period after an average over all ranks that the bucket for the ends of periods has not announced. At
-  // such an average all ranks have the same `ended`.
+  // Begins a new period within a flush, because a flush averages the models of all ranks, too. `ended` is the number of
+  // ended rounds of the bucket with which ranks end periods. It must be the same on all ranks.
   void BeginAnew(Round ended) {
     periods_ = std::max<Round>(ended - 1, 0);
     steps_ = 0;

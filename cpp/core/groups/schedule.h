@@ -1,4 +1,4 @@
-// Groups of ranks that depend on nothing but the number of the round.
+// Divides the ranks into groups that follow from the number of the round alone.
 #pragma once
 
 #include <array>
@@ -16,11 +16,11 @@ struct Schedule {
   enum class Kind : std::uint8_t {
     kNone,       // all ranks reduce together
     kButterfly,  // the dynamic grouping of WAGMA-SGD (IEEE TPDS 2021, section 3.2)
-    kTable,      // round r uses partition r modulo the length of the table
+    kTable,      // round r has the groups of row r modulo the number of rows in `table`
   };
   Kind kind = Kind::kNone;
-  int group_size = 0;            // for kButterfly: the size of a group, 1 or more
-  std::vector<Partition> table;  // for kTable: partitions in which every rank has a group
+  int group_size = 0;            // for kButterfly: the number of ranks in a group, 1 or more
+  std::vector<Partition> table;  // for kTable: each row has the number of the group of every rank
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -31,15 +31,15 @@ struct Schedule {
 
 constexpr auto NamesOf(Schedule::Kind /*type*/) { return std::array{"none", "butterfly", "table"}; }
 
-// Returns the number of rounds after which the groups repeat. It is 0 for kNone.
+// Returns the number of rounds after which the groups of ranks repeat. It is 0 if all ranks reduce together (kNone).
 Round CycleOf(const Schedule& schedule, int size);
 
 // Returns the groups of a round among `size` ranks. The result is empty for kNone.
 //
 // kButterfly, if both sizes are powers of two: round t groups the ranks that differ only in log2(group_size) bits of
 // their number, cyclically from bit (t * log2(group_size)) mod log2(size) on. So a change on one rank has reached all
-// ranks after log(size) / log(group_size) rounds. (Algorithm 1 in the paper shifts its mask by that many bits in every
-// round. The paper's example contradicts that; the mask is 1 << shift.)
+// ranks after log(size) / log(group_size) rounds. (Algorithm 1 in the paper shifts its mask by that many
+// bits in every round. The paper's example contradicts that: there the mask of round t is 1, shifted by that many.)
 //
 // kButterfly with other sizes: K is the smallest number with group_size^K >= size. The numbers of ranks are written
 // with K digits in the smallest base that is enough. Round t groups the ranks that differ only in digit t mod K. The

@@ -9,8 +9,8 @@ namespace horovod_partial {
 
 enum class Weights : std::uint8_t {
   kUniform,
-  kContraction,  // by how many steps a rank is behind the fastest rank: see ContractionWeights
-  kStaleness,    // by how old a model is: see StalenessWeights
+  kContraction,  // the more steps a rank is behind the fastest, the less its model counts: see ContractionWeights
+  kStaleness,    // the older a model is, the less it counts: see StalenessWeights
 };
 constexpr auto NamesOf(Weights /*type*/) { return std::array{"uniform", "contraction", "staleness"}; }
 

@@ -38,7 +38,7 @@ using MergingPlan = std::vector<int>;
 // Plans the messages of a step. Messages are sent one after the other, each when its last gradient is ready.
 //
 // MG-WFBP calls its rule (kPaper) optimal. Under its model it is not: each decision minimises only the end of the next
-// message. kExact needs O(n^2) time too: the earliest end of the first j gradients follows from those of fewer.
+// message. kExact is optimal, and needs O(n^2) time for n gradients, as the paper's algorithm does.
 MergingPlan PlanMerging(MergingRule rule, const std::vector<Gradient>& gradients, const LinearCost& cost,
                         double threshold_bytes);
 

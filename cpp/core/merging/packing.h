@@ -6,9 +6,9 @@
 
 namespace horovod_partial {
 
-// Returns the offset of each tensor in elements, followed by the size of the bucket. Tensors are aligned, because
-// results are views of the bucket and TensorFlow wants aligned tensors. A single tensor is sent from where it lies, so
-// it gets no padding.
+// Returns the offset of each tensor in the bucket, in elements, followed by the size of the bucket. Tensors are
+// aligned, because results are views of the bucket and TensorFlow wants aligned tensors. A single tensor is sent from
+// where it lies, so it gets no padding.
 inline std::vector<std::int64_t> PackedOffsets(const std::vector<std::int64_t>& elements, std::int64_t element_bytes) {
   constexpr std::int64_t kAlignment = 64;
   const std::int64_t unit = elements.size() == 1 ? 1 : kAlignment / element_bytes;

@@ -8,7 +8,7 @@ namespace {
 
 constexpr Round kWarmUp = 4;        // first rounds, whose steps do not count: ranks compile, allocate, read first data
 constexpr Round kTransition = 2;    // rounds after a change of quorum, bucket or ranks that do not count for the rate
-constexpr std::size_t kMarks = 25;  // the number of closings whose times are kept; 25 closings bound 24 rounds
+constexpr std::size_t kMarks = 25;  // the number of closings that are kept to measure a rate; 25 bound 24 rounds
 constexpr std::size_t kFewest = 6;  // the least number of closings from which a rate is computed
 constexpr std::size_t kReductions = 16;
 
@@ -57,7 +57,7 @@ void AutoQuorum::Ended(Time now) {
   if (reductions_.size() > kReductions) reductions_.pop_front();
 }
 
-// Returns the shortest of the last reductions. It is the best estimate, because the end of a round may be noticed late.
+// Returns how long a reduction takes: the shortest of the last times, because the end of a round may be noticed late.
 Time AutoQuorum::Reduction() const {
   return reductions_.empty() ? Time(0) : *std::min_element(reductions_.begin(), reductions_.end());
 }
@@ -103,7 +103,7 @@ void AutoQuorum::Evaluate(Time now) {
   since_ = round_;
 }
 
-// Returns the steps per second in the last rounds. The standard error follows from the differences between rounds.
+// Returns the steps per second in the last rounds, with a standard error from the differences between these rounds.
 std::optional<QuorumGuard::Rate> AutoQuorum::MeasuredRate() const {
   if (marks_.size() < kFewest) return std::nullopt;
   const auto seconds = [](const Mark& from, const Mark& to) {

@@ -1,4 +1,4 @@
-// The quorum of the policy Auto, which follows how long the steps of the ranks take.
+// Chooses the quorum of the policy Auto by how long the steps of the ranks take.
 #pragma once
 
 #include <cstdint>
@@ -16,23 +16,23 @@ namespace horovod_partial {
 
 // Chooses one quorum for all buckets of a policy, because the steps of a rank do not depend on the bucket. It observes
 // the rounds of one of these buckets, and depends on nothing else. Every kPeriod rounds it predicts from recent steps
-// the rate (steps per second) with each candidate quorum, one candidate in each round, so that no closing takes long.
+// the rate (steps per second) with each candidate quorum. Each closing predicts for one candidate, so none takes long.
 class AutoQuorum {
  public:
   static constexpr Round kPeriod = 8;
 
   AutoQuorum(int size, const Policy& policy);
 
-  // Records that a rank has arrived, `steps` times since the last call for this rank. `late` says that the arrival was
-  // late, so that the rank has its results at once.
+  // Records that a rank has arrived, `steps` times since the last call for this rank. If the arrival was `late`, the
+  // rank gets missed results and begins its next step without waiting for others.
   void Arrive(Rank rank, Time at, int steps, bool late);
-  // Records that a rank is out of training, as in a flush or a join, until it arrives again. It does not count as slow.
+  // Records that a rank is out of training until it arrives again, as in a flush or a join. It does not count as slow.
   void Leave(Rank rank);
-  // Records that no round is running, so the results of the last round are there.
+  // Records that no round is running: the reduction of the last round has ended. This shows how long reductions take.
   void Ended(Time now);
-  // Records that a round has closed. The ranks that are on time wait for its result.
+  // Records that a round has closed. `on_time`: true for each rank that is on time. Such a rank waits for the result.
   void Close(const std::vector<bool>& on_time, Time now);
-  // Returns true if Ended must be called after this round, even if that needs a cycle that nothing else needs.
+  // Returns true if Ended must be called when this round has ended, even if nothing else needs another cycle.
   bool WantsEnd() const { return running_ && round_ % kPeriod == 0; }
   // Called when the quorum is chosen from the rounds of another bucket from now on.
   void ChangeBucket();
@@ -59,11 +59,11 @@ class AutoQuorum {
   Time closed_{0};
   bool running_ = false;
   std::int64_t steps_ = 0;
-  std::deque<Mark> marks_;  // recent closings under the present quorum, since a rank last left or returned
-  Round since_ = 0;         // the first round with the present quorum, the bucket that is followed, and the same ranks
-  bool disturbed_ = false;  // true if ranks have left or returned since the last closing
+  std::deque<Mark> marks_;  // recent closings under the present quorum, with the same ranks in training
+  Round since_ = 0;         // the first round since the quorum, the measured bucket or the ranks in training changed
+  bool disturbed_ = false;  // true if ranks have left training or returned to it since the last closing
   std::deque<Time> reductions_;  // upper bounds of how long the last reductions took
-  StepSample sample_;            // the steps from which the present predictions are made
+  StepSample sample_;            // the recent steps from which the rate of each quorum is predicted
   std::vector<double> predicted_;
 };
 

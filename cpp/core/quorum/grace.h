@@ -8,10 +8,10 @@
 
 namespace horovod_partial {
 
-// Learns from recent arrivals whether grace pays. It pays if most ranks that were missing when a round was satisfied
-// arrived within the cap, which is 5 % of the median step. If it pays, the grace is long enough for these ranks.
-// Otherwise it is zero, because slow ranks are not worth a wait. (A fixed grace would be too short for some jobs, too
-// long for others.)
+// Learns from recent arrivals whether grace pays. It pays if most ranks that were missing when the policy of a round
+// was satisfied arrived within a cap of 5 % of the median step. If it pays, the grace is long enough for these ranks.
+// Otherwise the grace is zero, because slow ranks are not worth a wait. (A fixed grace would be too short for some
+// jobs, too long for others.)
 class GraceEstimator {
  public:
   static constexpr double kShareOfStep = 0.05;
@@ -20,7 +20,7 @@ class GraceEstimator {
   }
 
   void RecordStep(Time step);  // `step`: the time between two closings of a bucket
-  void RecordLag(Time lag);    // `lag`: the time from when a round was satisfied until a missing rank arrived
+  void RecordLag(Time lag);    // `lag`: how long after the policy of a round was satisfied a missing rank arrived
   Time Estimate() const { return estimate_; }
 
  private:

@@ -13,7 +13,7 @@ void Require(bool holds, const char* what) {
   if (!holds) throw std::runtime_error(std::string("no policy can have such a ") + what);
 }
 
-// Returns true if each rank has a group whose number is below the number of ranks.
+// Returns true if a partition gives each rank a group number from 0 to `size` - 1.
 bool IsPartition(const Partition& partition, int size) {
   return partition.size() == static_cast<std::size_t>(size) &&
          std::all_of(partition.begin(), partition.end(), [&](int group) { return group >= 0 && group < size; });
@@ -45,7 +45,7 @@ void Check(const Policy& policy, int size) {
 bool IsFullRound(const Policy& policy, Round round) { return policy.period > 0 && (round + 1) % policy.period == 0; }
 
 Rank Initiator(const Policy& policy, Round round, int size) {
-  // SplitMix64 of (seed, round): draws of different rounds are independent, and no draw needs an earlier one.
+  // The draw is SplitMix64 of (seed, round). So draws of different rounds are independent, and need no earlier draw.
   std::uint64_t x = policy.seed + 0x9e3779b97f4a7c15u * (static_cast<std::uint64_t>(round) + 1);
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;

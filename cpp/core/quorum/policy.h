@@ -12,24 +12,24 @@
 
 namespace horovod_partial {
 
-// The rule of a bucket, on which all ranks must agree. Solo is a quorum of 1. Majority is a quorum of half the ranks,
+// The policy of a bucket. All ranks must have the same. Solo is a quorum of 1. Majority is a quorum of half the ranks,
 // or a random initiator (eager-SGD, PPoPP'20, section 4). GroupAverage is a quorum of 1 with a schedule (WAGMA-SGD).
 // PartialReduce forms groups of ready ranks (P-Reduce).
 struct Policy {
   enum class Rule : std::uint8_t {
     kQuorum,       // a round closes when at least `quorum` ranks have arrived
-    kInitiator,    // a round closes when the rank that is drawn for it has arrived
+    kInitiator,    // a round closes when one rank has arrived, drawn at random for this round
     kReady,        // groups of `group_size` ranks form, first come, first served; other ranks are not in the round
-    kAuto,         // as kQuorum, but the number of ranks follows their speeds; it is at least `quorum`
+    kAuto,         // as kQuorum, but the quorum is at least `quorum`, and follows the speeds of the ranks
     kWorkSharing,  // a round closes when all `micro_batches` of the update are in the sum, whichever ranks made them
   };
   static constexpr Time kAutomaticGrace{-1};
 
   Rule rule = Rule::kQuorum;
-  int quorum = 1;                // quorum rules and Auto: a number of ranks, 1 or more
-  std::uint64_t seed = 0;        // random initiator: the seed of the draws
+  int quorum = 1;                // kQuorum: the quorum; kAuto: the smallest quorum that is allowed; 1 or more
+  std::uint64_t seed = 0;        // kInitiator: the seed for drawing a rank at random for each round
   Round max_staleness = 8;       // the number of rounds that a rank may miss in a row; 0 or more
-  Time grace = kAutomaticGrace;  // how long a satisfied round stays open for ranks that are about to arrive
+  Time grace = kAutomaticGrace;  // how long a round stays open after its policy is satisfied, for other ranks
   Schedule schedule;             // GroupAverage: which ranks average their models together
   Round period = 0;              // GroupAverage: in every `period`-th round all ranks are one group; if 0, in none
   int group_size = 0;            // PartialReduce: the number of ranks in a group, 1 or more
@@ -64,7 +64,7 @@ void Check(const Policy& policy, int size);
 // Returns true if this round reduces all ranks together, and does not close before every rank has arrived.
 bool IsFullRound(const Policy& policy, Round round);
 
-// Returns the rank that is drawn for a round. Draws are uniform, and the same on every rank.
+// Returns the rank that is drawn for a round, to close it by its arrival. Draws are uniform, and equal on every rank.
 Rank Initiator(const Policy& policy, Round round, int size);
 
 }  // namespace horovod_partial

@@ -33,7 +33,7 @@ bool QuorumGuard::Evaluate(const std::vector<double>& predicted, std::optional<R
   return Go(to, down ? Why::kFaster : Why::kAsFast, predicted, measured);
 }
 
-// Returns how wrong a rate may be, as a share of the rate: twice its standard error.
+// Returns how wrong a measured rate may be, as a share of the rate: twice its standard error.
 double QuorumGuard::Varies(const std::optional<Rate>& rate) {
   return rate && rate->value > 0 ? 2 * rate->error / rate->value : 0;
 }
@@ -71,8 +71,8 @@ bool QuorumGuard::Probe(const std::vector<double>& predicted, std::optional<Rate
   return false;
 }
 
-// Returns the rate of steps that is predicted for a change in this direction, divided by that of the present quorum.
-// Downwards it is the best rate of all candidates, upwards the rate of a quorum of all ranks.
+// Returns the predicted gain of a new quorum: its rate of steps, divided by that of the present quorum. A smaller
+// quorum counts with the best rate of all candidates, a larger quorum with the rate of a quorum of all ranks.
 double QuorumGuard::Promise(Direction direction, const std::vector<double>& predicted) const {
   return (direction == kDown ? Best(predicted) : predicted[0]) / std::max(predicted[at_], 1e-9);
 }
@@ -101,8 +101,8 @@ QuorumGuard::Verdict QuorumGuard::Judge(std::optional<Rate> measured) const {
   const bool probe = why_ == Why::kProbe;
   // A change of the quorum stays if no rate was measured before it, because only predictions could judge it.
   if (!trial_->before && !probe) return over ? Verdict::kKept : Verdict::kOpen;
-  // If the new rate is not measured by the end of the longest trial, decreases and probes (increases against
-  // predictions) are undone; other increases stay.
+  // If the new rate is not measured by the end of the longest trial, decreases of the quorum and probes (increases
+  // against predictions) are undone. Other increases stay.
   const bool unproven = DirectionOf(*trial_) == kDown || probe;
   if (!trial_->before || !measured) {
     if (trial_->periods < kLongestTrial) return Verdict::kOpen;
@@ -129,7 +129,7 @@ void QuorumGuard::TakeBack(std::optional<Rate> measured) {
   hold.promise = trial_->promise;
   hold.rate = trial_->before;
   if (direction == kUp && trial_->before && measured && measured->value > 0) {
-    // `hidden` is the measured rate divided by the predicted rate. The factor 0.9 makes later probes a bit easier.
+    // `hidden` is the measured rate divided by the predicted rate. 0.9 makes it a bit easier to try larger quorums.
     const double hidden = measured->value / trial_->before->value / trial_->expected;
     may_hide_ = std::clamp(0.9 * kMayLose / hidden, kMayHide, kMayLose);
   }
@@ -148,7 +148,7 @@ void QuorumGuard::Keep(const std::vector<double>& predicted, std::optional<Rate>
   // If the quorum goes back and forth, the delays of changes double, so it changes less and less often.
   if (last_kept_ == back) hold.periods = std::min(2 * hold.periods, kLongestHold[back]);
   last_kept_ = direction;
-  may_hide_ = kMayHide;  // from now on predictions are made from steps under another quorum
+  may_hide_ = kMayHide;  // reset, because predictions will now follow from steps under another quorum
   trial_.reset();
 }
 

@@ -9,10 +9,10 @@ namespace horovod_partial {
 namespace {
 
 constexpr int kSpans = 3;
-constexpr int kMostRounds = 512;      // enough rounds even if one step is as long as hundreds of other steps
-constexpr int kMostVisits = 1 << 17;  // limit for the number of simulated rounds times the number of ranks
+constexpr int kMostRounds = 512;      // most simulated rounds: enough even if a step is as long as hundreds of others
+constexpr int kMostVisits = 1 << 17;  // limit of simulated rounds times ranks, so that no prediction takes long
 
-// Simulates ranks that repeat their recent steps. All ranks have a result at time 0, and begin a step.
+// Simulates ranks that repeat their recent steps, to predict their rate under a quorum. All begin a step at time 0.
 class Replayed {
  public:
   Replayed(const StepSample& sample, const QuorumRule& rule)
@@ -86,7 +86,7 @@ class Replayed {
   }
 
   // Returns when a round closes if its policy is satisfied at this time: when all ranks are there, or after the grace.
-  // Automatic grace lasts until the last arrival within its cap if most missing ranks come within the cap, else 0.
+  // If most missing ranks come within the cap of automatic grace, it lasts until the last of them. Else it is zero.
   Time LastWithin(Time satisfied) const {
     const bool learns = rule_.grace == Policy::kAutomaticGrace;
     const Time end = satisfied + (learns ? GraceEstimator::CapOf(sample_.usual) : rule_.grace);

@@ -12,7 +12,7 @@ namespace horovod_partial {
 // The recent steps of the ranks that train. A step lasts from a result of the rank to its next arrival.
 struct StepSample {
   std::vector<Time> steps;  // the length of each step: all steps of a rank, oldest first, then the next rank's
-  // The index in `steps` of each rank's first step, then the end; each rank has at least one step.
+  // The index in `steps` of each rank's first step, then the number of all steps. Each rank has at least one step.
   std::vector<std::size_t> begin;
   Time span{0};       // the largest total length of the steps of one rank
   Time usual{0};      // the median length of a step
@@ -21,8 +21,8 @@ struct StepSample {
   std::size_t ranks() const { return begin.empty() ? 0 : begin.size() - 1; }
 };
 
-// The rules by which the coordinator closes a round (docs/protocol.md, rules 3, 4 and 6). If the grace is automatic,
-// each round has the grace that the coordinator would learn from rounds like it.
+// The rules by which a simulated round closes, as in the coordinator (docs/protocol.md, rules 3, 4 and 6). If the grace
+// is automatic, a round has the grace that the coordinator would learn from rounds like it.
 struct QuorumRule {
   int quorum = 1;
   Round max_staleness = 8;
@@ -31,7 +31,7 @@ struct QuorumRule {
 
 // Predicts the steps of all ranks per second, or 0 if it cannot predict. The simulated ranks repeat their steps for
 // three times `sample.span`. The first third of that time does not count, because all ranks begin it together. At most
-// kMostRounds rounds are simulated, each with all ranks.
+// kMostRounds rounds are simulated.
 double PredictRate(const StepSample& sample, const QuorumRule& rule);
 
 }  // namespace horovod_partial

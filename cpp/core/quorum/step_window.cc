@@ -7,8 +7,8 @@ namespace horovod_partial {
 namespace {
 
 constexpr std::size_t kCapacity = StepWindow::kRounds;  // the number of steps that are kept of each rank
-constexpr std::size_t kPauses = 2;                      // how many of the longest delays are left out
-// The number of steps that a rank must have before a delay is recognised.
+constexpr std::size_t kPauses = 2;                      // how many of the longest delays count as system pauses
+// The number of steps that a rank must have before one of them can be recognised as delayed.
 constexpr std::size_t kEnough = 4;
 
 using Steps = std::vector<Time>;

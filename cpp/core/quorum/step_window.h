@@ -17,7 +17,7 @@ class StepWindow {
 
   // Records that a rank has its result, so its next step begins.
   void Begin(Rank rank, Time at) { At(rank).began = at; }
-  // Records that the rank has arrived. `steps` is the number of its arrivals since Begin, which share the time equally.
+  // Records that the rank has arrived `steps` times since its step began. These steps count as equally long.
   void End(Rank rank, Round round, Time at, int steps);
   // Records that the rank is out of training. What it does until it returns counts as no step.
   void Leave(Rank rank);

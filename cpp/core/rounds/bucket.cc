@@ -61,8 +61,8 @@ Bucket::Arrived Bucket::Arrive(const Arrival& arrival) {
     memory().Zero(arrival_.output, bytes());
     arrival_.input = arrival_.output;
   } else if ((HasPending() || options_.weights != Weights::kUniform) && arrival_.input != arrival_.output) {
-    // Here the pending sum will be added to the contribution, or the contribution will be multiplied by a weight. This
-    // is done in the output, because the application's input must not change.
+    // The pending sum will be added to the contribution, or the contribution will be multiplied by a weight. This is
+    // done in the output tensor, because the application's input must not change.
     memory().Copy(arrival_.output, arrival_.input, bytes());
     arrival_.input = arrival_.output;
   }
@@ -74,9 +74,9 @@ Bucket::Arrived Bucket::Arrive(const Arrival& arrival) {
 bool Bucket::TakeMissed(void* output) {
   const bool kept = options_.late == Late::kKeep;
   const Buffer& own = incoming_gradients_ > 0 ? incoming_ : outgoing_;
-  if (missed_.empty()) {  // the missed rounds had no gradients
+  if (missed_.empty()) {  // the rank has missed only rounds without gradients
     if (kept && options_.divisor == Divisor::kContributors) {
-      memory().Copy(output, own.data(), bytes());  // the average of a single model, which is this rank's own
+      memory().Copy(output, own.data(), bytes());  // this rank's own model, as the average of a single model
     } else {
       memory().Zero(output, bytes());
     }
@@ -87,8 +87,8 @@ bool Bucket::TakeMissed(void* output) {
                       memory().AddIfFinite(options_.type, output, result.sum.data(), options_.elements, true);
   memory().Copy(output, result.sum.data(), bytes());
   if (kept && options_.divisor == Divisor::kContributors) {
-    // WAGMA-SGD, Algorithm 2: the sum contains an older model of this rank, or none. The newer model counts as one
-    // more.
+    // WAGMA-SGD, Algorithm 2: the missed sum of models contains an older model of this rank, or none. The newer model
+    // is added as one more.
     memory().Add(options_.type, output, own.data(), options_.elements);
     memory().Scale(options_.type, output, options_.elements, 1.0 / (missed_gradients_ + 1));
   }
@@ -103,7 +103,7 @@ int Bucket::TakeRounds(int rounds, void* output) {
     gradients = held_gradients_;
     --rounds;
   }
-  while (rounds > 0 && !missed_.empty()) {  // a join on another thread may have dropped results meanwhile
+  while (rounds > 0 && !missed_.empty()) {  // a join on another thread may have dropped some of these results
     MissedResults::Result result = missed_.Pop();
     rounds -= result.rounds;
     if (result.gradients == 0) continue;
@@ -126,7 +126,7 @@ int Bucket::ReportArrival() {
 }
 
 int Bucket::ReportPending() {
-  // While a round runs, it uses the buffer outgoing_. So later contributions are announced when the round has ended.
+  // A running round uses the buffer outgoing_. So contributions that come meanwhile are announced when it has ended.
   if (state_ == State::kRunning) return 0;
   if (reported()) return 0;
   ForgetCleared();
@@ -177,7 +177,7 @@ Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
     return entry;
   }
   const int gradients = announced ? arrival_.gradients : outgoing_gradients_;
-  // For models the coordinator may have left out an announced model that is too old, or the model was forgotten since.
+  // For a kept model the closing may have another number: the model is too old to count, or it was forgotten since.
   const bool kept = options_.late == Late::kKeep && !announced && (mine.gradients == 0 || !outgoing_.empty());
   if (state_ == State::kRunning || mine.fresh != announced || (mine.gradients != gradients && !kept)) {
     throw std::logic_error("round " + std::to_string(closing.round) + " of " + name_ + " on rank " +
@@ -220,7 +220,7 @@ bool Bucket::Finish() {
   const bool replays = options_.missed == Missed::kReplay;
   Buffer& late_result = kept ? scratch_ : outgoing_;
   void* result = on_time_ ? arrival_.output : late_result.data();
-  // A missed average of models is divided when it is taken, because a newer model of this rank is added then.
+  // A missed average of models is not divided here, but when it is taken: a newer model of this rank is added first.
   const bool divides = options_.divisor == Divisor::kContributors && options_.weights == Weights::kUniform;
   if (divides && !(kept && !on_time_) && members_gradients_ > 1)
     memory().Scale(options_.type, result, options_.elements, 1.0 / members_gradients_);

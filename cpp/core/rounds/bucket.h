@@ -17,23 +17,23 @@
 namespace horovod_partial {
 
 struct BucketOptions : Handling {
-  Memory* memory = &Memory::Host();  // where contributions and results lie
+  Memory* memory = &Memory::Host();  // the memory in which contributions and results lie, of the host or a GPU
   DataType type = DataType::kFloat32;
   std::size_t elements = 0;
 };
 
-// The state machine of one bucket on one rank. Not thread-safe: the engine holds the bucket's lock around every call.
+// The state machine of one bucket on one rank. Not thread-safe: callers must hold the bucket's lock around every call.
 //
-//            Arrive (on time)            Begin, own entry            Finish
+//            Arrive (on time)        Begin, with the arrival         Finish
 //     kIdle ------------------> kArrived ----------------> kRunning --------> kIdle
 //       |                          |                           ^
-//       |                          | Begin, not named:         |
+//       |                          | Begin, without it:        |
 //       |                          | the arrival becomes late  |
 //       +--------------------------+---------------------------+
-//                  Begin, late entry
+//                Begin, without an arrival
 //
-// If a round leaves this rank out, because the rank is in no group, its state stays as it is, and an arrival goes on
-// waiting.
+// If a round leaves this rank out, because the rank is in no group, the state of the bucket stays as it is. An arrival
+// then waits for a later round.
 //
 // A rank that is on time needs no buffer: its contribution is sent from where it lies, and the result is written where
 // the application wants it. The buffers are allocated when they are first needed, each as large as the bucket:
@@ -58,8 +58,8 @@ class Bucket {
     const void* input = nullptr;
     void* output = nullptr;
     int gradients = 0;
-    // Decides the weight of a model: the number of steps since the last average. With Weights::kStaleness it is the
-    // number of the model's iteration, and the bucket fills it in.
+    // The number from which the weight of a model follows: how many steps the rank has taken. With Weights::kStaleness
+    // it is the iteration of the model instead, and the bucket fills it in.
     int work = 0;
   };
   enum class Arrived : std::uint8_t {
@@ -70,7 +70,7 @@ class Bucket {
   };
   // What this rank reduces in a round.
   struct Entry {
-    bool own = false;    // true if the arrival is reduced, false if the pending sum or zeros are
+    bool own = false;    // true if the rank sends its arrival, false if it sends the pending sum or zeros
     bool member = true;  // false if this rank takes no part in the round
     const void* input = nullptr;
     void* output = nullptr;
@@ -80,7 +80,7 @@ class Bucket {
 
   // Hands over a contribution. Called on the application's thread.
   Arrived Arrive(const Arrival& arrival);
-  // Records that the outstanding arrival has more gradients in its memory. The next report tells how many.
+  // Under work sharing: records that `gradients` more were added to the arrival. The next report has the new number.
   void Add(int gradients) {
     arrival_.gradients += gradients;
     reported_ = false;
@@ -93,13 +93,13 @@ class Bucket {
   int TakeRounds(int rounds, void* output);
 
   // Called on the background thread when a report announces the arrival. Adds the pending sum to the contribution, and
-  // returns the number of gradients in it.
+  // returns the number of gradients in both.
   int ReportArrival();
   // Called when the coordinator forgot the arrival, because this rank has joined. The arrival will be reported again.
   void Unreport() { reported_ = false; }
-  // Announces the pending sum. Returns the number of gradients in it.
+  // Called when a report announces the pending sum. Returns the number of gradients in the pending sum.
   int ReportPending();
-  // Returns the number of late arrivals that ReportPending has announced, and that are in no round yet.
+  // Returns the number of late arrivals that ReportPending has announced. None of them is in a round yet.
   int ReportLate() const { return options_.late == Late::kKeep ? outgoing_late_ : outgoing_gradients_; }
 
   // Called on the background thread when a round has closed. Returns what this rank reduces in the round.
@@ -109,8 +109,8 @@ class Bucket {
   bool Finish();
 
   // Forgets the pending sum and the missed results, for example when a checkpoint is loaded. The next arrival asks for
-  // a full round. If the coordinator has heard of the pending sum in this cycle, zeros are delivered instead. In a
-  // family the rounds from `complete` on, which other buckets have not ended, keep their numbers without a result.
+  // a round that waits for all ranks. A round that closes before the next report delivers zeros instead of the pending
+  // sum. In a family, rounds from `complete` on have not ended in all buckets: they still count, without results.
   void Clear(Round complete = 0);
   // Called when no thread will take the missed results.
   void DiscardMissed() { missed_.Clear(); }
@@ -149,7 +149,7 @@ class Bucket {
   bool full() const { return options_.missed == Missed::kReplay && untaken() >= options_.replay_limit; }
   Round completed() const { return completed_; }  // the number of rounds that have ended on this rank
   const Closing& last() const { return last_; }   // the closing of the running round, or else of the last round
-  int dropped() const { return dropped_; }        // number of late contributions that were dropped because not finite
+  int dropped() const { return dropped_; }        // how many late contributions were dropped for not being finite
   int iteration() const { return iteration_; }
   std::size_t held_bytes() const { return outgoing_.size() + incoming_.size() + scratch_.size() + missed_.bytes(); }
 
@@ -178,11 +178,11 @@ class Bucket {
   bool cleared_ = false;
   bool held_ = false;          // in a family: true if the result in the output of the arrival has not been taken
   int held_gradients_ = 0;     // the number of gradients in the untaken result of the arrival
-  Round lost_ = 0;             // in a family: rounds that were forgotten, or ended during a join
+  Round lost_ = 0;             // in a family: the number of rounds that were forgotten, or ended during a join
   int members_gradients_ = 0;  // while a round runs: the number of gradients in the sum that this rank gets
   int missed_gradients_ = 0;   // for models: the number of models in the missed result
-  int incoming_late_ = 0;      // for models: the number of late arrivals in incoming_
-  int outgoing_late_ = 0;      // for models: the number of late arrivals in outgoing_ that no round has seen
+  int incoming_late_ = 0;      // for models: the number of late arrivals that no report has announced
+  int outgoing_late_ = 0;      // for models: the number of late arrivals that were announced but are in no round
   int iteration_ = 0;          // with Weights::kStaleness: the iteration of this rank's model
 
   Buffer outgoing_;

@@ -1,4 +1,4 @@
-// The specification of a bucket.
+// The specification of a bucket: its policy, and how contributions and results are treated.
 #pragma once
 
 #include <array>
@@ -47,7 +47,7 @@ struct Handling {
   }
 };
 
-// All that a front end says of a bucket, except the tensor. It is the same in every framework.
+// All that an optimizer or operation says of its bucket, except the tensor. It is the same in every framework.
 struct BucketSpec : Handling {
   Policy policy;
   double prescale_factor = 1;
@@ -64,8 +64,8 @@ struct BucketSpec : Handling {
   bool operator==(const BucketSpec& other) const { return Fields(*this) == Fields(other); }
 };
 
-// Encodes a specification as bytes, for graphs that store it. Decoding throws std::runtime_error if the bytes are
-// damaged, or come from a version with other fields.
+// Encodes the specification of a bucket as bytes, because TensorFlow graphs store it. Decoding throws
+// std::runtime_error if the bytes are damaged, or come from a version with other fields.
 std::string Encode(const BucketSpec& spec);
 BucketSpec DecodeBucketSpec(const std::string& bytes);
 

@@ -4,7 +4,7 @@
 
 namespace horovod_partial {
 
-// Records how far the rank was behind the first rank. A late arrival may have come before it, which counts as 0.
+// Records how long after the first rank this rank arrived. A late arrival may be before the first one: it counts as 0.
 void BucketState::RankState::RecordOffset(Time offset) {
   offset_seconds += std::chrono::duration<double>(std::max(offset, Time(0))).count();
   ++arrivals;
@@ -15,7 +15,7 @@ bool BucketState::Any(const Condition& condition) const {
   return std::any_of(ranks.begin(), ranks.end(), condition);
 }
 
-// Returns the declaration of the bucket, or null. Until all ranks have agreed, the lowest rank with one gives it.
+// Returns the declaration of the bucket, or null. Until all ranks agree, it is that of the lowest rank that has one.
 const Declaration* BucketState::Known() const {
   if (declaration) return &*declaration;
   return declared.empty() ? nullptr : &declared.begin()->second;
@@ -55,7 +55,7 @@ bool BucketState::Full() const {
   return Any([](const RankState& rank) { return rank.said.backlog != Report::Backlog::kNone; });
 }
 
-// Rule 6: returns true if some rank that has not arrived has missed too many rounds, or has too many untaken results.
+// Returns true if a missing rank has missed too many rounds, or has too many untaken results (protocol.md, rule 6).
 bool BucketState::TooStale() const {
   return Any([this](const RankState& rank) { return MustWaitFor(rank); });
 }
@@ -85,12 +85,12 @@ bool BucketState::Satisfied() const {
   return arrived >= std::min(quorum, active);
 }
 
-// Rule 7: returns true if no rank that is missing in the open round can arrive.
+// Returns true if no rank that is missing in the open round can arrive (docs/protocol.md, rule 7).
 bool BucketState::NobodyCanCome() const {
   return !Any([](const RankState& rank) { return !rank.arrival && !rank.CannotCome(); });
 }
 
-// Rule 11: returns true if all ranks that have declared the bucket, and have not joined, have retired it.
+// Returns true if all ranks that use the bucket have retired it (docs/protocol.md, rule 11). Joined ranks do not count.
 bool BucketState::Ends() const {
   const auto uses = [](const RankState& rank) { return rank.device && !rank.joined; };
   return declaration && !HasArrival() && Any(uses) &&
@@ -150,7 +150,7 @@ std::vector<Rank> BucketState::InOrderOfArrival() const {
   return order;
 }
 
-// Returns the groups that ready ranks form now. The result is empty if no group forms.
+// Returns the groups that form now of the ranks that have arrived. The result is empty if no group forms.
 Partition BucketState::FormGroups(Time now) {
   std::vector<ReadyGroups::Candidate> candidates;
   for (const Rank rank : InOrderOfArrival())
@@ -159,8 +159,8 @@ Partition BucketState::FormGroups(Time now) {
   return groups.empty() ? Partition() : PartitionOf(groups, size());
 }
 
-// Returns the groups of a round that closes for this reason. A flush of models has nothing to deliver: no rank is in a
-// group, but all ranks see the end of the flush.
+// Returns the groups of a round that closes for `reason`. In a flush of models no rank is in a group, because there is
+// nothing to deliver. But all ranks get the closing, which tells them of the flush.
 Partition BucketState::GroupsFor(Closing::Reason reason) {
   if (!declaration || !policy().grouped()) return {};
   if (EverybodyArrived() && WantsEverybody()) return {};

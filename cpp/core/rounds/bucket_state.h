@@ -1,4 +1,4 @@
-// What the coordinator knows of one bucket, and what follows from that for the open round.
+// What the coordinator knows of one bucket, and whether its open round may close.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct BucketState {
     Time time{0};  // when the rank arrived; this may be earlier than the report by the time of a reduction
     Time step{0};  // the time between the last two arrivals of the rank
   };
-  // What the rank's report of this cycle says of the bucket.
+  // What a rank's report of this cycle says of the bucket.
   struct Said {
     int pending = 0;       // the number of gradients in the pending sum
     int late = 0;          // the number of late arrivals in the pending sum
@@ -35,13 +35,13 @@ struct BucketState {
   struct RankState {
     bool joined = false;
     Said said;
-    std::optional<Arrival> arrival;  // the arrival at the open round
+    std::optional<Arrival> arrival;  // the rank's arrival at the open round, if it has arrived
     std::optional<int> device;       // the device of the rank's tensor, if the rank has declared the bucket
     int late_seen = 0;               // the most late arrivals in any report since the last closing
     Round last_contribution = -1;
-    Time last_arrival = kNever;  // kNever if the rank has not arrived yet
+    Time last_arrival = kNever;  // when the rank last arrived; kNever if it has not arrived yet
     double offset_seconds = 0;   // how many seconds the rank was behind the first rank, summed over its arrivals
-    std::int64_t arrivals = 0;   // the number of arrivals in offset_seconds
+    std::int64_t arrivals = 0;   // the number of arrivals over which `offset_seconds` is summed
 
     bool Absent() const { return joined || said.absent; }
     bool CannotCome() const { return Absent() || said.waiting; }
@@ -57,8 +57,8 @@ struct BucketState {
   Round round = 0;                       // the number of the open round
   int quorum = 0;                        // the quorum of the open round; set when round 0 has closed
   QuorumGuard::Why why = QuorumGuard::Why::kStart;
-  std::optional<ReadyGroups> ready_groups;  // forms the groups; set only under PartialReduce
-  std::optional<Ledger> ledger;             // the coordinator's state of work sharing, in the bucket that carries it
+  std::optional<ReadyGroups> ready_groups;  // forms groups of ranks; set only under PartialReduce
+  std::optional<Ledger> ledger;             // grants micro-batches; set under work sharing, in one bucket of a family
   Time retired_since = kNever;              // since when some ranks have retired the bucket while others have not
   Time first_arrival = kNever;              // when the first rank arrived at the open round
   Time last_first_arrival = kNever;         // when the first rank arrived at the last round

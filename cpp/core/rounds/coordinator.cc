@@ -11,7 +11,7 @@ namespace {
 // needs one more cycle, and any grace above zero provides that.
 constexpr Time kSmallestLag{1};
 
-// At round 0 ranks make the communicators of at most this many partitions, and make others when they are needed.
+// At round 0 ranks make communicators for the groups of at most this many later rounds, and make others when needed.
 constexpr Round kUpcoming = 64;
 
 }  // namespace
@@ -99,7 +99,7 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
       bucket.declared[rank] = *item.declaration;
       state.device = item.declaration->device;
     }
-    // Under work sharing the wait for an update begins with the micro-batch that was made last.
+    // Under work sharing the wait for an update counts from the end of the micro-batch that was made last.
     bucket.first_arrival = bucket.SharesWork() ? arrived : std::min(bucket.first_arrival, arrived);
     if (bucket.satisfied != kNever) bucket.grace.RecordLag(std::max(arrived - bucket.satisfied, kSmallestLag));
     if (quorum != nullptr) quorum->Arrive(rank, arrived, 1, false);
@@ -111,8 +111,8 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
   }
 }
 
-// Round 0 waits for every rank. A rank that has not arrived will not come if it has joined. It will not come either if
-// it is out of training for this bucket, and flushes or has ended.
+// Returns true if no missing rank will arrive at round 0, which waits for every rank. A rank will not arrive if it has
+// joined. It will not arrive either if it is out of training for this bucket, and flushes or has ended.
 bool Coordinator::NobodyWillDeclare(const BucketState& bucket) const {
   for (Rank rank = 0; rank < size_; ++rank) {
     const BucketState::RankState& state = bucket.At(rank);
@@ -128,7 +128,7 @@ bool Coordinator::NobodyComes() const {
   return true;
 }
 
-// Rule 17: an update closes when all micro-batches are in the sum, or when no rank will begin another micro-batch.
+// Under work sharing a round closes when its micro-batches are complete, or when no rank will begin another (rule 17).
 std::optional<Closing::Reason> Coordinator::VerdictOnUpdate(const BucketState& bucket) const {
   if (!bucket.declaration && !bucket.EverybodyArrived()) return std::nullopt;
   if (bucket.declaration && bucket.TooStale()) return std::nullopt;
@@ -172,9 +172,9 @@ bool Coordinator::OnlyBlockedRanksAreLeft() const {
   return anybody_ended;
 }
 
-// Rule 12: returns true if every rank is blocked and no wait can end. The waits are for round 0 of a bucket that other
-// ranks do not use, for a flush to which others do not come, or for an update in which a blocked rank holds a
-// micro-batch. A rank that takes results in a flush is at work, so it does not count as blocked.
+// Returns true if every rank is blocked and no wait can end (docs/protocol.md, rule 12). The waits are for round 0 of a
+// bucket that other ranks do not use, for a flush to which others do not come, or for an update in which a blocked rank
+// holds a micro-batch. A rank that takes results in a flush is at work, so it does not count as blocked.
 bool Coordinator::RanksWaitForEachOther() const {
   if (deadlock_after_ == kNever || AnythingRuns()) return false;
   for (const RankLevel& level : levels_)
@@ -190,7 +190,7 @@ bool Coordinator::RanksWaitForEachOther() const {
 }
 
 Report::Flush Coordinator::FlushOfAll() const {
-  if (flush_since_ == kNever) return Report::Flush::kNone;  // in most cycles no rank is in a flush
+  if (flush_since_ == kNever) return Report::Flush::kNone;  // in most cycles no rank is in a flush: return quickly
   bool everybody_ends = true;
   bool anybody_active = false;
   for (Rank rank = 0; rank < size_; ++rank) {
@@ -222,7 +222,7 @@ void Coordinator::Begin(BucketState& bucket, Closing& closing) {
   const Policy& policy = bucket.policy();
   bucket.quorum = policy.quorum;
   if (policy.rule == Policy::Rule::kAuto) {
-    // When all buckets of this policy have ended, the next training begins with a quorum of all ranks again.
+    // When all buckets with the same policy Auto have ended, the next training begins with a quorum of all ranks again.
     const auto same = [&](const auto& other) {
       return &other.second != &bucket && other.second.declaration && other.second.policy() == policy;
     };
@@ -257,7 +257,7 @@ Closing Coordinator::Close(const std::string& name, BucketState& bucket, Closing
     BucketState::RankState& state = bucket.At(rank);
     on_time[Index(rank)] = state.arrival.has_value();
     const Closing::Contribution contribution = bucket.ContributionOf(rank);
-    // Only gradients end the staleness of a rank, not a round to which it contributes nothing, for example in a flush.
+    // A round ends a rank's staleness only if the rank contributes gradients to it. In a flush it may have none.
     if (contribution.gradients > 0 && !contribution.stale) state.last_contribution = bucket.round;
     closing.contributions.push_back(contribution);
     if (state.arrival) state.RecordOffset(state.arrival->time - bucket.first_arrival);
@@ -293,7 +293,7 @@ Closing Coordinator::Close(const std::string& name, BucketState& bucket, Closing
   return closing;
 }
 
-// Returns the quorum of Auto that follows the rounds of this bucket, or null if there is none.
+// Returns the object that chooses the quorum of Auto from the rounds of this bucket, or null if there is none.
 AutoQuorum* Coordinator::PaceSetBy(const std::string& name, const BucketState& bucket) {
   if (!bucket.declaration || bucket.policy().rule != Policy::Rule::kAuto) return nullptr;
   Pace& pace = paces_.at(bucket.policy().description);
@@ -301,8 +301,8 @@ AutoQuorum* Coordinator::PaceSetBy(const std::string& name, const BucketState& b
 }
 
 // Called when a round under Auto has closed: sets the quorum of the next round. If several buckets share the policy,
-// the quorum follows the rounds of the last bucket by name, because ranks arrive there last in each step. When that
-// bucket has ended or is used more rarely, another bucket is followed.
+// the quorum follows the rounds of the last bucket by name, because in each step ranks arrive at that bucket last. When
+// that bucket has ended or is used more rarely, the quorum follows another bucket.
 void Coordinator::Follow(const std::string& name, BucketState& bucket, const std::vector<bool>& on_time, Time now) {
   Pace& pace = paces_.at(bucket.policy().description);
   if (pace.bucket != name) {
@@ -321,7 +321,7 @@ void Coordinator::Follow(const std::string& name, BucketState& bucket, const std
   bucket.why = pace.quorum.why();
 }
 
-// Closes the last round of a bucket, which delivers what is pending. If nothing is pending, no rank takes part in it.
+// Closes the last round of a bucket, to deliver all pending sums. If there are none, no rank takes part in the round.
 Closing Coordinator::End(const std::string& name, BucketState& bucket, Time now) {
   const bool pending = std::any_of(bucket.ranks.begin(), bucket.ranks.end(),
                                    [](const BucketState::RankState& rank) { return rank.said.pending > 0; });
@@ -331,7 +331,7 @@ Closing Coordinator::End(const std::string& name, BucketState& bucket, Time now)
   return closing;
 }
 
-// Makes all buckets that are in use fail on all ranks, and also the flushes.
+// Called when all ranks wait for each other. Makes all buckets in use, and all flushes, fail on all ranks.
 std::vector<Closing> Coordinator::RefuseAll(Time now) {
   const std::string text = DescribeDeadlock(levels_, buckets_);
   deadlock_ = text;
@@ -393,7 +393,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     }
     if (bucket.declaration && bucket.HasArrival() && !bucket.SharesWork()) {
       if (!bucket.Satisfied()) {
-        bucket.satisfied = kNever;  // not satisfied any more: a rank that is too stale to be left out trains again
+        bucket.satisfied = kNever;  // not satisfied any more: a rank for which the round must wait trains again
       } else if (bucket.satisfied == kNever) {
         bucket.satisfied = now;
       }
@@ -410,11 +410,11 @@ std::vector<Closing> Coordinator::Decide(Time now) {
   for (const bool full : {false, true}) {
     for (auto& [name, bucket] : buckets_) {
       if (!bucket.HasArrival() || bucket.Running() || bucket.Draining() || bucket.Full() != full) continue;
-      // Under work sharing a rank that has arrived and waits may still begin another micro-batch.
+      // Under work sharing a rank that has arrived and waits may begin another micro-batch, so the round stays open.
       if (bucket.SharesWork() && (bucket.declaration || bucket.EverybodyArrived())) continue;
       if (!(bucket.declaration ? bucket.NobodyCanCome() : NobodyWillDeclare(bucket))) continue;
       if (!closings.empty()) {
-        again_ = true;  // a cycle closes at most one round by liveness, and none if any other closes
+        again_ = true;  // a cycle closes at most one round by liveness, and none if any other round has closed
       } else {
         closings.push_back(Close(name, bucket, Closing::Reason::kLiveness, now));
       }
@@ -434,11 +434,11 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     }
   }
   // A flush closes no round at which a rank has arrived, because a thread that does not flush may wait in that round.
-  // The next closing of the bucket counts for the flush.
+  // When that round closes by itself, its closing counts for the flush.
   for (const std::string& name : std::set<std::string>(unflushed_)) {
     BucketState& bucket = buckets_.at(name);
     if (bucket.HasArrival() || bucket.Running() || bucket.Draining()) continue;
-    // Another thread of some rank may be in the middle of a micro-batch.
+    // A flush waits while another thread of some rank may be in the middle of a micro-batch.
     if (bucket.SharesWork() && !NobodyComes()) continue;
     const auto reason = flush == Report::Flush::kEnding ? Closing::Reason::kEnd : Closing::Reason::kFlush;
     closings.push_back(Close(name, bucket, reason, now));

@@ -15,14 +15,14 @@
 
 namespace horovod_partial {
 
-// Each process set has one coordinator, on its rank 0. One thread drives it (Horovod's background thread, a test or the
-// simulator): it takes no lock, reads no clock and never blocks. In a negotiating cycle Observe is called for each
-// rank, then Decide once.
+// Each process set has one coordinator, on its rank 0. Only one thread calls it (Horovod's background thread, a test or
+// the simulator). The coordinator takes no lock, reads no clock and never blocks. In each cycle in which the ranks
+// negotiate, Observe is called for each rank, then Decide once.
 //
 // A bucket has one open round at a time:
 //               (no round yet) --all active ranks arrived--> round 1 open --closed--> round 2 open --closed--> ...
-// Decide returns closings in this order: by policy, then at most one by liveness, then the ends of buckets, then the
-// closings of a flush. Within each kind they are in the order of the buckets' names.
+// Decide returns closings in this order: by policy, then at most one by liveness (no missing rank can arrive), then the
+// ends of buckets, then the closings of a flush. Within each kind they are in the order of the buckets' names.
 class Coordinator {
  public:
   // How long ranks that have ended wait for ranks that are blocked in a collective of Horovod. That collective needs
@@ -39,24 +39,24 @@ class Coordinator {
   void SetDeadlockAfter(Time wait) { deadlock_after_ = wait; }
 
   void Observe(Rank rank, const Report& report, Time now);
-  // Tells which ranks are in hvd.join(). Horovod sends zeros for these ranks. The coordinator forgets their arrivals,
-  // which are reported again when the join is over.
+  // Records which ranks are in hvd.join(). Horovod sends zeros for these ranks. The coordinator forgets their arrivals.
+  // They are reported again when the join is over.
   void SetJoined(const std::vector<bool>& joined);
   std::vector<Closing> Decide(Time now);
 
-  // The micro-batches that each rank may begin, for the buckets in which the last Decide has changed them.
+  // The micro-batches that each rank may begin. Only buckets for which the last Decide has changed them are listed.
   const std::vector<Grants>& grants() const { return grants_; }
 
-  // Not empty if the last Decide has found that all ranks wait for each other, in one process set or across several.
-  // All their waits fail with this text.
+  // The error with which all waits fail, if the last Decide has found that all ranks wait for each other (in one
+  // process set or across several). Otherwise it is empty.
   const std::string& deadlock() const { return deadlock_; }
 
   // Returns when the longest wait for an open round or in a flush began, or kNever. Ranks that have ended do not count:
   // they may have to wait long for ranks that train.
   Time OldestWait() const;
 
-  // Returns when Decide must be called again although no rank has news, because a grace period, a hold or another limit
-  // ends then. Time::min() stands for the next cycle, kNever for no such time.
+  // Returns the time when Decide must be called again even if no rank has news, because a grace period or another limit
+  // ends at that time. Time::min() stands for the next cycle. kNever means that no call is needed.
   Time NextDeadline() const;
 
   // Returns the declaration of `bucket`, and the device of the tensor of `rank`. The bucket must have had a round. A
@@ -70,8 +70,8 @@ class Coordinator {
     unflushed_.erase(bucket);
   }
 
-  // Returns a text that names the ranks that rounds and flushes wait for, with a line for each wait that began at
-  // `oldest` or before. Horovod's stall inspector cannot see such waits.
+  // Returns a text with a line for each wait that began at `oldest` or before: which round or flush waits for whom.
+  // Horovod's stall inspector cannot see waits for rounds and flushes.
   std::string DescribeWaits(Time oldest) const {
     return horovod_partial::DescribeWaits(levels_, buckets_, flush_since_, oldest);
   }
@@ -83,7 +83,7 @@ class Coordinator {
   };
   std::map<std::string, Offsets> ArrivalOffsets() const;
 
-  // For each bucket with groups of ready ranks: how often its last groups did not connect all ranks.
+  // For each bucket under PartialReduce: how often its last groups did not connect all ranks that train.
   std::map<std::string, std::int64_t> UnconnectedWindows() const;
 
  private:
@@ -93,10 +93,10 @@ class Coordinator {
   struct Pace {
     AutoQuorum quorum;
     std::string bucket;                  // the quorum is chosen from measurements of the rounds of this bucket
-    std::map<std::string, Round> since;  // for each other bucket: its closings since `bucket` last had one
+    std::map<std::string, Round> since;  // for each other bucket: the number of its closings since the last of `bucket`
   };
 
-  // Decisions: pure functions of the state. Verdict finds no reason to close a round at which no rank has arrived.
+  // These functions decide from the state, and do not change it. Verdict finds no reason if no rank has arrived.
   std::optional<Closing::Reason> Verdict(const BucketState& bucket, Time now) const;
   std::optional<Closing::Reason> VerdictOnUpdate(const BucketState& bucket) const;
   bool Comes(Rank rank) const { return !levels_[Index(rank)].joined && !levels_[Index(rank)].leaves; }

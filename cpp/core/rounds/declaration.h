@@ -22,7 +22,7 @@ struct Declaration {
   int device = Memory::kHost;
   double prescale_factor = 1;
   double postscale_factor = 1;
-  std::vector<std::string> members = {};  // the parts of the tensor, as in BucketSpec
+  std::vector<std::string> members = {};  // the parts of the tensor with their shapes, in the user's words
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -41,11 +41,11 @@ std::string Disagreement(const std::string& first, const Declaration& one, const
 // Returns a text with all that a declaration holds, except the members.
 std::string Describe(const Declaration& declaration);
 
-// Returns a text that says where two lists of members differ first. The text is empty if they are equal.
+// Returns a text that says where the lists of tensors of two ranks differ first. It is empty if they are equal.
 std::string FirstDifference(const std::string& first, const std::vector<std::string>& one, const std::string& second,
                             const std::vector<std::string>& other);
 
-// Names a bucket for a user: by the members in it, if they have names.
+// Returns how messages to users call a bucket: by its name, and by the first tensor in it if tensors have names.
 std::string TitleOf(const std::string& bucket, const std::vector<std::string>& members);
 
 }  // namespace horovod_partial

@@ -123,7 +123,7 @@ Closing DecodeClosing(const std::vector<std::int32_t>& words, std::size_t& at) {
   closing.why = FromNumber<QuorumGuard::Why>(static_cast<std::uint32_t>(quorum & 7));
   if (closing.quorum < 0 || closing.quorum > ranks) throw std::runtime_error("a closing has a quorum of more than all");
   if (ranks < 0 || partitions < 0) throw std::runtime_error("a closing has a negative number of ranks or partitions");
-  // The size is checked before memory is allocated for the ranks and the partitions.
+  // The size of the message is checked before memory is allocated for the ranks and the partitions.
   const auto needed = (std::uint64_t{2} + static_cast<std::uint64_t>(partitions)) * static_cast<std::uint64_t>(ranks);
   if (needed > words.size() - at || (ranks == 0 && partitions > 0)) throw std::runtime_error("a closing is cut short");
   std::uint64_t gradients = 0;

@@ -57,9 +57,9 @@ struct Report {
     int gradients = 0;  // gradients or models in this contribution; 0 if an arrival only delivers the pending sum
     int late = 0;       // pending sums only: the number of late arrivals in the pending sum that no round has seen
     int work = 0;       // arrivals only: the steps, or the iteration, from which the rank's weight follows
-    Time age{0};        // time since the rank's last arrival, because no report is sent during a reduction
+    Time age{0};        // how long ago the rank last arrived: no report is sent during a reduction, so it may be long
     bool full = false;  // arrivals only: true if the round must not close before every rank has arrived
-    std::optional<Share> share;  // only in the bucket that carries the state of work sharing
+    std::optional<Share> share;  // the rank's micro-batches; only with work sharing, in one bucket of a family
     Backlog backlog = Backlog::kNone;
     std::optional<Declaration> declaration;  // sent with each arrival until this rank has seen a round of the bucket
 
@@ -73,17 +73,17 @@ struct Report {
     bool operator==(const Item& other) const { return Fields(*this) == Fields(other); }
   };
 
-  // Buckets at which the rank has not arrived and cannot arrive. In `waiting` are buckets whose threads all wait, for a
-  // round or in a flush of any process set. In `absent` are buckets whose threads all wait or are out of training,
-  // where at least one is out of training. (The threads of a bucket are those that took its last results.)
+  // Buckets at which the rank has not arrived and cannot arrive. A bucket is in `waiting` if all its threads wait, for
+  // a round or in a flush of any process set. A bucket is in `absent` if all its threads wait or are out of training,
+  // and at least one is out of training. (The threads of a bucket are those that took its last results.)
   BucketSet absent;
   BucketSet waiting;
   bool blocked = false;   // true if all known threads of this rank wait or are out of training
-  std::string elsewhere;  // for a blocked rank: the round 0 or the flush of another process set in which it waits
+  std::string elsewhere;  // for a blocked rank that waits in another process set: in which round 0 or flush
   Flush flush = Flush::kNone;
   std::vector<Item> items;
   bool leaves = false;  // true if this rank has no micro-batch in progress and begins none until it says otherwise
-  std::string failure;  // not empty: why the application of this rank ends; no decision depends on it
+  std::string failure;  // why the application of this rank fails, or empty; no decision depends on it
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -118,7 +118,7 @@ struct Closing {
     int gradients = 0;   // the number of gradients or models of this rank in the sum
     bool fresh = false;  // true if the rank has arrived; otherwise only its pending contributions are in the sum
     bool stale = false;  // true for a kept model that was in the sum of an earlier round too
-    int work = 0;        // the number of steps, or the iteration, that the rank has reported
+    int work = 0;        // the steps or the iteration from which the weight of the rank's model follows
   };
 
   std::string bucket;
@@ -131,10 +131,10 @@ struct Closing {
   QuorumGuard::Why why = QuorumGuard::Why::kStart;  // under Auto why the quorum of this round was chosen
   std::vector<Contribution> contributions;          // the contribution of each rank
   Partition groups;                                 // the groups of the round; each group reduces by itself
-  std::vector<Partition> upcoming;                  // in round 0 of a schedule: the partitions of later rounds
-  std::string error;                                // not empty: nothing is reduced, and every rank gets this text
+  std::vector<Partition> upcoming;                  // in round 0, if there is a schedule: the groups of later rounds
+  std::string error;                                // an error that every rank gets (then nothing is reduced), or empty
 
-  // Each function counts in the whole round, or in the group of `rank`.
+  // Each of these functions looks at all ranks, or only at the group of `rank`. `fresh` counts the ranks on time.
   int fresh() const;
   int fresh(Rank rank) const;
   int gradients() const;
@@ -150,7 +150,7 @@ const char* NameOf(Closing::Reason reason);
 
 // The coordinator's message to all ranks: which micro-batches of the open update each rank may begin.
 struct Grants {
-  std::string bucket;  // the bucket that carries the state of work sharing
+  std::string bucket;  // the one bucket of a family in which micro-batches are granted
   std::vector<MicroBatches> by_rank;
 
   template <class Self>

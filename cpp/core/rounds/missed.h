@@ -12,7 +12,7 @@
 namespace horovod_partial {
 
 // What a late rank gets of the results that it missed. The paper overwrites older results (eager-SGD, PPoPP'20, section
-// 4.1.1). If their sum or each of them is kept, every replica gets every update (figures in docs/policies.md).
+// 4.1.1). If all are kept, as a sum or one by one, every replica gets every update (figures in docs/policies.md).
 enum class Missed : std::uint8_t {
   kSum,     // the sum of all missed results, as soon as the rank arrives
   kReplay,  // each result by itself; the application takes whole rounds of a family, the oldest round first
@@ -33,7 +33,7 @@ class MissedResults {
   // In a family up to `limit` results are kept. Beyond that the two oldest results are added up.
   explicit MissedResults(Missed mode, int limit = 1) : mode_(mode), limit_(mode == Missed::kReplay ? limit : 1) {}
 
-  // Takes the memory of `result`, and leaves other memory of the same size there, or none.
+  // Adds a missed result. May take the memory of `result`, and leave other memory of the same size in it, or none.
   void Push(Buffer& result, int gradients, DataType type, std::size_t elements);
   // Adds a round that has no result for this rank, because the number of rounds must stay right.
   void PushEmpty();
@@ -45,15 +45,15 @@ class MissedResults {
   // Drops the contents of all results, but keeps the number of rounds.
   void MakeEmpty();
   void Clear() { results_.clear(); }
-  // In a family: tells that the oldest results are being taken in all buckets of a family, one bucket after the other.
-  // Meanwhile no results are added up.
+  // In a family: records that the oldest results are being taken in all buckets of a family, one bucket after the
+  // other. Meanwhile no results are added up, because all buckets must give the same rounds.
   void BeTaken(bool being_taken) { being_taken_ = being_taken; }
 
   bool empty() const { return results_.empty(); }
   int rounds() const;                     // the number of rounds in all results
   int oldest_rounds() const;              // the number of rounds in the oldest result
   int gradients() const;                  // the number of gradients in all results
-  int summed() const { return summed_; }  // in a family: how many rounds were added to others
+  int summed() const { return summed_; }  // in a family: how many results were added to another result
   std::size_t bytes() const;
 
  private:

@@ -21,21 +21,21 @@ struct BucketStatistics {
   };
   static constexpr std::size_t kMostChanges = 64;
 
-  // Counts a closing. A rank whose arrival is in the round is on time; a rank without a group is neither on time nor
-  // late. The staleness of a contribution is the number of rounds since the rank's last one, less one.
+  // Counts a closing. A rank with an arrival in the round is on time. A rank without a group is neither on time nor
+  // late. The staleness of a contribution is the number of rounds between it and the rank's contribution before.
   void Record(const Closing& closing);
 
   std::int64_t rounds = 0;
   std::array<std::int64_t, 6> by_reason{};  // the number of rounds for each Closing::Reason
-  std::vector<std::int64_t> on_time;        // for each rank: the rounds in which it was on time
-  std::vector<std::int64_t> late;           // for each rank: the rounds in which it was late
-  std::vector<std::int64_t> gradients;      // for each rank: its gradients or micro-batches in all sums
+  std::vector<std::int64_t> on_time;        // for each rank: the number of rounds in which it was on time
+  std::vector<std::int64_t> late;           // for each rank: the number of rounds in which it was late
+  std::vector<std::int64_t> gradients;      // for each rank: the number of its gradients or micro-batches in all sums
   std::vector<std::int64_t> fresh;          // fresh[n]: the number of rounds in which n ranks were on time
   std::map<Round, std::int64_t> staleness;  // the number of contributions by staleness
   std::deque<QuorumChange> quorums;         // under Auto: the last changes of the quorum, oldest first
   double waited_seconds = 0;                // how long the application of this rank has waited for results
-  double setup_seconds = 0;                 // time to make communicators of groups, which is part of no round
-  std::int64_t groups_made = 0;             // the number of communicators that were made
+  double setup_seconds = 0;                 // the time to make communicators of groups; it counts in no round
+  std::int64_t groups_made = 0;             // the number of communicators that were made for groups
   std::int64_t dropped = 0;  // the number of late contributions of this rank that were dropped because not finite
   std::int64_t summed = 0;   // the number of missed results of this rank that were added to another result
 

@@ -22,8 +22,8 @@ std::string WaitOf(Rank rank, const RankLevel& level, const BucketStates& bucket
   return "in a collective of Horovod's own, or of another process set";
 }
 
-// Returns the members of all buckets that a rank has declared and that have had no round. They are in the order of the
-// model, because the names of buckets follow the backward pass.
+// Returns the tensors in all buckets that a rank has declared and that have had no round. Buckets are read from last to
+// first, because their names follow the backward pass. So the result is in the order of the model.
 std::vector<std::string> DeclaredBy(Rank rank, const BucketStates& buckets) {
   std::vector<std::string> members;
   for (auto it = buckets.rbegin(); it != buckets.rend(); ++it) {
@@ -35,7 +35,7 @@ std::vector<std::string> DeclaredBy(Rank rank, const BucketStates& buckets) {
   return members;
 }
 
-// Compares the buckets that the ranks have declared without a round. Returns a text with the first difference.
+// Compares what ranks have declared of buckets that have had no round. Returns a text with the first difference.
 std::string FirstDifference(int size, const BucketStates& buckets) {
   Rank first = 0;
   std::vector<std::string> members;
@@ -53,9 +53,9 @@ std::string FirstDifference(int size, const BucketStates& buckets) {
   return {};
 }
 
-// Returns true if ranks wait in rounds 0 of different buckets.
+// Returns true if ranks wait in round 0 of different buckets.
 bool WaitForTheSameElsewhere(const BucketStates& buckets) {
-  std::map<Rank, std::set<std::string>> rounds;  // for each rank: the buckets in whose round 0 it waits
+  std::map<Rank, std::set<std::string>> rounds;  // for each rank: the buckets at which it waits in round 0
   for (const auto& [name, bucket] : buckets)
     if (!bucket.declaration)
       for (const auto& [rank, declaration] : bucket.declared)
@@ -110,7 +110,7 @@ std::string DescribeWaits(const std::vector<RankLevel>& levels, const BucketStat
     if (!bucket.declaration || !bucket.SharesWork()) {
       tell("round " + where + " waits for ranks",
            [&](Rank rank) { return !bucket.At(rank).arrival && !bucket.At(rank).joined; });
-    } else if (bucket.ledger) {  // this bucket is named for all buckets of an optimizer that shares work
+    } else if (bucket.ledger) {  // one bucket stands for all buckets of an optimizer that shares work
       tell("update " + where + " waits for micro-batches of ranks",
            [&](Rank rank) { return bucket.ledger->IsOpen(rank); });
     }

@@ -12,8 +12,8 @@ namespace horovod_partial {
 // Returns the error text for ranks that all wait for each other. `levels` has an item for each rank.
 std::string DescribeDeadlock(const std::vector<RankLevel>& levels, const BucketStates& buckets);
 
-// Returns a text that names the ranks that rounds and flushes wait for, with a line for each wait that began at
-// `oldest` or before. `flush_since` is when the first rank began to flush, or ended.
+// Returns a text with a line for each wait that began at `oldest` or before: what waits, and for which ranks.
+// `flush_since`: since when some rank has been in a flush or has ended; kNever if there is no such rank.
 std::string DescribeWaits(const std::vector<RankLevel>& levels, const BucketStates& buckets, Time flush_since,
                           Time oldest);
 

@@ -5,8 +5,8 @@
 namespace horovod_partial {
 namespace {
 
-// If a rank waits while others hold micro-batches that they have not begun, the best plan may change with time alone.
-// So Decide runs again after this time.
+// If a rank waits while others hold micro-batches that they have not begun, it may become better with time to give it
+// one of these. So Decide runs again after this time.
 constexpr Time kLookAgain = std::chrono::milliseconds(1);
 
 // The time of a micro-batch counts as at most this multiple of the rank's usual time, so that a pause does not count,
@@ -84,7 +84,7 @@ void Ledger::Grant(std::size_t rank) {
   ranks_[rank].granted.push_back(static_cast<int>(found));
 }
 
-// Returns when a rank will be free. A rank that is overdue is expected to need as long again as it is overdue.
+// Returns when a rank will be free again. An overdue rank is expected to need as long again as it is overdue.
 Time Ledger::FreeAt(const State& state, Time pace, Time now) {
   if (state.wants) return now;
   const Time expected = state.since + (state.begun > state.done ? pace : Time(0));

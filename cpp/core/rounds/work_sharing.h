@@ -10,8 +10,8 @@
 
 namespace horovod_partial {
 
-// Numbers of micro-batches in an update. Each rank has an own share, all of one size: first comes that of rank 0, then
-// that of rank 1. A rank computes its own share in order, and then micro-batches that other ranks have not begun.
+// The numbers of some micro-batches of an update. All ranks have equal own shares: rank 0 has the first numbers, rank 1
+// the next. A rank computes its own share in order, and then micro-batches that other ranks have not begun.
 using MicroBatches = std::vector<int>;
 
 // What a rank reports of its micro-batches in the open update. Each report replaces the one before.
@@ -19,7 +19,7 @@ struct Share {
   int granted = 0;     // the number of micro-batches that the rank may begin
   int begun = 0;       // how many of its granted micro-batches the rank has begun
   bool wants = false;  // true if a thread waits to begin another micro-batch
-  bool gone = false;   // true if the optimizer of the rank is gone, so that it begins no micro-batch
+  bool gone = false;   // true if the rank begins no more micro-batches, because its optimizer is gone
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -29,10 +29,10 @@ struct Share {
   bool operator==(const Share& other) const { return Fields(*this) == Fields(other); }
 };
 
-// One rank's half of work sharing: the micro-batches it may begin. Not thread-safe: the engine holds the bucket's lock.
+// One rank's half of work sharing: the micro-batches it may begin. Not thread-safe: the bucket's lock must be held.
 class OwnShare {
  public:
-  // In the first update each rank makes all its own micro-batches, because it must declare its buckets then.
+  // In the first update each rank makes all micro-batches of its own share, because it must declare its buckets.
   OwnShare(Rank rank, int each);
 
   bool MayBegin() const { return begun_ < granted_.size(); }
@@ -63,8 +63,8 @@ class OwnShare {
   std::size_t begun_ = 0;
 };
 
-// The coordinator's half of work sharing for one optimizer: which rank may begin which micro-batch. If a micro-batch is
-// taken back, it is free only when a report of the rank shows that it holds fewer: the rank may have begun it.
+// The coordinator's half of work sharing for one optimizer: which rank may begin which micro-batch. If it takes one
+// back from a rank, the rank may have begun it. So this one is free only when a report says that the rank holds fewer.
 class Ledger {
  public:
   Ledger(int size, int micro_batches);
@@ -73,8 +73,8 @@ class Ledger {
   void Observe(Rank rank, const Share& share, int done, Time now);
   void Advance(Time now);
 
-  // Returns the micro-batches that each rank may begin. The result is empty if nothing has changed. `comes` is true for
-  // each rank that still begins micro-batches.
+  // Returns the micro-batches that each rank may begin. The result is empty if nothing has changed. `comes`: true for
+  // each rank that may still begin micro-batches.
   std::vector<MicroBatches> Decide(const std::vector<bool>& comes, Time now);
   // Returns true if a rank is in the middle of a micro-batch.
   bool IsOpen(Rank rank) const {
@@ -93,12 +93,12 @@ class Ledger {
     int done = 0;
     bool wants = false;
     bool gone = false;
-    Time since{0};  // when the last micro-batch was begun or ended
+    Time since{0};  // when the rank last began or ended a micro-batch
     Time pace{0};   // how long a micro-batch has taken lately; 0 if not known
 
     int held() const { return static_cast<int>(granted.size()); }
   };
-  // Returns how many micro-batches each rank should hold, if all that are not begun could be given out again.
+  // Returns how many micro-batches each rank should hold, if all those that no rank has begun were given out again.
   std::vector<int> Wanted(const std::vector<bool>& comes, Time now) const;
   std::vector<MicroBatches> Tell(const std::vector<int>& wanted);
   void Grant(std::size_t rank);

@@ -9,7 +9,7 @@
 
 namespace horovod_partial {
 
-// The values are those of Horovod's DataType, so they can be sent unchanged. Code in attach/ asserts that.
+// The types have the numbers of Horovod's DataType, so these can be sent unchanged. Code in attach/ asserts that.
 enum class DataType : std::uint8_t {
   kUInt8 = 0,
   kInt8 = 1,

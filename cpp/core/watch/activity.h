@@ -1,4 +1,4 @@
-// What a rank is doing, for ranks that may wait for it. Heartbeats carry this information (docs/protocol.md, rule 14).
+// What a rank is doing. It says so in its heartbeats, because others may wait for it (docs/protocol.md, rule 14).
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ struct Activity {
     kResting,    // the rank has joined or ended: it waits for nobody, and nobody waits for it
   };
   Kind kind = Kind::kComputing;
-  std::string what;          // in words: what the rank waits for, or whether it has joined or ended
+  std::string what;          // in words: what the rank waits for, or that it has joined or ended
   std::vector<Rank> needed;  // the ranks that may end the wait; all ranks if empty
   int intervals = 0;         // how long the activity has lasted, in heartbeat intervals of this rank
 
@@ -43,7 +43,7 @@ Activity DecodeActivity(const std::string& bytes);
 // The state of this process at one moment.
 struct Look {
   Activity activity;         // what the process is doing; `intervals` is not set
-  std::uint64_t number = 0;  // the number of the wait, which tells it from the next wait for the same thing
+  std::uint64_t number = 0;  // the number of the wait; two waits for the same thing have different numbers
   std::uint64_t cycles = 0;  // the number of cycles that Horovod has begun so far
 };
 
@@ -54,7 +54,7 @@ class Lasting {
   // Must be called at the end of each heartbeat interval, with the state of the process at that moment.
   const Activity& Pass(const Look& look);
   const Activity& last() const { return last_.activity; }
-  // The number of intervals in a row in which Horovod has begun no cycle, because another rank holds it up.
+  // The number of heartbeat intervals in a row in which Horovod has begun no cycle. Another rank holds it up then.
   int held() const { return held_; }
 
  private:
@@ -62,7 +62,7 @@ class Lasting {
   int held_ = 0;
 };
 
-// Splits a stream of bytes into messages. Framed puts the length of a message before it.
+// Framed returns a message with its length in front. Words splits a stream of such messages into the messages again.
 std::string Framed(const std::string& word);
 class Words {
  public:

@@ -9,11 +9,11 @@
 namespace horovod_partial {
 namespace {
 
-// A wait is logged this many intervals before the limit: one because a wait may be noticed one interval late, two
-// because it must still be there two intervals later.
+// A wait counts as long this many heartbeat intervals before the limit for waits. So it is logged in time: it may be
+// noticed one interval late, and it is logged only if it is still there two intervals later.
 constexpr int kAhead = 3;
-// A rank that lives sends a heartbeat in each interval. So at the end of an interval of ours, its last heartbeat is no
-// more than this many intervals old.
+// A rank that lives sends a heartbeat in each interval. So at the end of an interval of this process, the rank's last
+// heartbeat is no more than this many intervals old.
 constexpr int kHeard = 2;
 // A stall is logged if it is there at the ends of this many intervals in a row. If rank 0 was stopped, the messages
 // that it reads first are old, but one interval later they are not.
@@ -104,7 +104,7 @@ StallWatch::News StallWatch::Pass() {
   }
   const Stall stall = Find();
   seen_ = stall.waiting.empty() ? 0 : seen_ + 1;
-  // The log entry is delayed while the heartbeats of some rank are overdue, but not yet so long that it seems stopped.
+  // Nothing is logged while a rank's heartbeats are overdue, but not for so long that the rank counts as stopped.
   const bool open = std::any_of(members_.begin(), members_.end(), [&](const auto& item) {
     const Member& member = item.second;
     return !member.gone && !IsHeard(member) && !IsSilent(member.silent, limit_);

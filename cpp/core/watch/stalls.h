@@ -14,29 +14,29 @@ namespace horovod_partial {
 
 // Waits that have lasted too long, as far as rank 0 knows.
 struct Stall {
-  int intervals = 0;                              // how long the longest wait has lasted at least, in intervals
+  int intervals = 0;                              // for at least how many heartbeat intervals the longest wait lasts
   std::map<std::string, std::set<Rank>> waiting;  // the ranks that wait, by what they wait for
   std::set<Rank> computing;                       // ranks that compute while others wait for them
   std::map<Rank, int> silent;  // ranks that others wait for, and for how many intervals they have sent no heartbeat
   std::map<std::string, std::set<Rank>> resting;  // ranks that have joined or ended, by a text that says which
   std::set<Rank> gone;                            // ranks whose process has ended or has left the job
 
-  // Returns the ranks that write their stacks to standard error: all that wait or compute.
+  // Returns the ranks that must write their stacks to standard error: all in this stall that wait or compute.
   std::set<Rank> Writers() const;
   // Describes the stall in one line, for the log of rank 0.
   std::string Describe(Time interval) const;
 };
 
-// Two texts for the log: how many seconds the intervals last, and what a rank has waited for and how long.
+// Texts for the log. Lasted: `intervals` times `interval`, in seconds. Describe: a rank's wait, and how long it lasts.
 std::string Lasted(int intervals, Time interval);
 std::string Describe(const Activity& own, Time interval);
 
-// Limits how often stalls are logged. After a stall is logged, ten times `limit` passes before the next.
+// Limits how often stalls are logged: after one is logged, at least ten times `limit` intervals pass before the next.
 class Telling {
  public:
   explicit Telling(int limit) : pause_(10 * limit) {}
 
-  // Must be called in each interval. `due` says whether there is a stall. Returns true if the stall must be logged now.
+  // Must be called in each heartbeat interval. `due`: true if there is a stall. Returns true if it must be logged now.
   bool Begins(bool due);
   // `lasts` says whether the stall lasts. Returns true if a stall that was logged is over now.
   bool Ends(bool lasts);
@@ -47,11 +47,11 @@ class Telling {
   bool told_ = false;
 };
 
-// The watch of rank 0 over the waits of all ranks, including rank 0. Time is counted in intervals of rank 0. A wait is
-// logged when it has lasted for 7 to 10 tenths of the limit; by then each living rank has said what it does.
+// Rank 0 watches over the waits of all ranks, including its own. Time is counted in its heartbeat intervals. A wait is
+// logged when it has lasted for 7 to 10 tenths of the limit. By then each living rank has said what it does.
 class StallWatch {
  public:
-  // `limit` is in intervals, and at least 10.
+  // `limit`: a wait is logged before it has lasted for this many heartbeat intervals; at least 10.
   explicit StallWatch(int limit) : limit_(limit), telling_(limit) {}
 
   // Records a heartbeat and what its rank is doing. The first heartbeat of a rank begins the watch over it.
@@ -78,17 +78,17 @@ class StallWatch {
 
   const int limit_;
   Telling telling_;
-  int seen_ = 0;  // the number of intervals in a row at whose end there was a stall
+  int seen_ = 0;  // the number of heartbeat intervals in a row that ended with a stall
   std::map<Rank, Member> members_;
 };
 
-// The watch of each other rank over rank 0, which may be stopped.
+// Each rank but rank 0 watches over rank 0, because a rank 0 that is stopped cannot log the waits of the others.
 class LonelyWatch {
  public:
   explicit LonelyWatch(int limit) : limit_(limit), telling_(limit) {}
 
-  // Must be called in each interval. Returns true if rank 0 has been silent for too long (`silence` intervals), while
-  // this rank waited or its Horovod began no cycle (for `held` intervals).
+  // Must be called in each heartbeat interval. Returns true if this rank must log that rank 0 has sent no heartbeat for
+  // too long (`silence` intervals), while this rank waited, or began no cycle of Horovod (for `held` intervals).
   bool Pass(int silence, const Activity& own, int held);
 
  private:

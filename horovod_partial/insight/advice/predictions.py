@@ -16,14 +16,14 @@ from horovod_partial.merging import MessageCost
 
 Floats = NDArray[np.float64]
 
-# The resamples of `predict` have at most this many micro-batches, over all ranks and policies. That takes some seconds.
+# To take only seconds, resamples of a recorded job's steps have at most this many micro-batches in all.
 _MOST_SIMULATED = 5_000_000
-_MOST_SHARED = 300_000  # work sharing is simulated for the first steps only, at most this many micro-batches
+_MOST_SHARED = 300_000  # work sharing is simulated for the first steps, up to this many micro-batches, to save time
 _MOST_RESAMPLES = 50
-_LEAST_RESAMPLES = 20  # fewer resamples do not give an interval
-PASSES = (2, 4, 8, 16)  # numbers of micro-batches for which work sharing is predicted
-_LEAST_BLOCKS = 10  # a resample consists of at least this many blocks of steps
-_HALVINGS = 10  # how often `price_of_a_split` halves the interval in which it searches
+_LEAST_RESAMPLES = 20  # the smallest number of resamples from which bounds of the steps per second are computed
+PASSES = (2, 4, 8, 16)  # the numbers of micro-batches per step and rank for which work sharing is predicted
+_LEAST_BLOCKS = 10  # a resample is drawn as at least this many blocks of successive steps
+_HALVINGS = 10  # the number of bisections by which `price_of_a_split` searches
 _CYCLE = 1e-3  # Horovod's default cycle time, in seconds
 
 
@@ -59,7 +59,7 @@ def gradient_policies(ranks: int) -> dict[str, int]:
     """Return policies of gradients with their quorums, from the one that waits for all to the one that waits for nobody."""
     quorums = {f"quorum:{share}": math.ceil(share * ranks) for share in (0.875, 0.75, 0.25)}
     named = {"full": ranks, "majority": math.ceil(ranks / 2), "solo": 1, **quorums}
-    # If several policies have the same quorum, take the one that is named first.
+    # If several policies have the same quorum, because there are few ranks, keep only the first in `named`.
     first = {quorum: name for name, quorum in reversed(named.items())}
     return {first[quorum]: quorum for quorum in sorted(first, reverse=True)}
 
@@ -114,7 +114,7 @@ def predict(
     if passes > 1:
         compute = _first_steps(compute, passes)
     steps, ranks = compute.shape
-    most = _MOST_RESAMPLES if passes == 1 else _LEAST_RESAMPLES  # fewer resamples: micro-batches take long to simulate
+    most = _MOST_RESAMPLES if passes == 1 else _LEAST_RESAMPLES  # fewer, because simulating micro-batches is slow
     resamples = min(most, _MOST_SIMULATED // max(1, steps * ranks * passes * len(policies)))
     drawn = _blocks(steps, resamples if resamples >= _LEAST_RESAMPLES else 0)
     predictions = []
@@ -149,7 +149,7 @@ def price_of_a_split(compute: Floats, reduction: float, shared: Prediction, rate
         rate: the steps per second that work sharing shall reach.
     """
     compute = _first_steps(compute, shared.passes)
-    low, high = 0.0, 1 / (rate * shared.passes)  # each rank makes `passes` micro-batches on average
+    low, high = 0.0, 1 / (rate * shared.passes)  # `high`: all the time of a micro-batch, at `rate` steps per second
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         result = _run(compute, reduction, shared.policy, passes=shared.passes, of_samples=of_samples, split=middle)
@@ -187,7 +187,7 @@ def _first_steps(compute: Floats, passes: int) -> Floats:
 
 
 def _blocks(steps: int, resamples: int) -> list[NDArray[np.int64]]:
-    """Draw the steps of each resample, as rows of the compute times. Blocks of steps keep bursts of slow ones whole."""
+    """Draw the steps of each resample, as row numbers. Blocks of successive steps keep bursts of slow steps whole."""
     length = max(1, steps // _LEAST_BLOCKS)
     count = math.ceil(steps / length)
     generator = np.random.default_rng(0)

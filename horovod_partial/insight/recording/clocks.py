@@ -18,8 +18,8 @@ from horovod_partial.insight.recording.reading import RankRecording, Recording
 
 Floats = NDArray[np.float64]
 
-LEAST_REDUCTIONS = 8  # fewer reductions are not enough to compare two clocks
-# The largest drift that a fit may find. NTP slews clocks by 500 ppm at most.
+LEAST_REDUCTIONS = 8  # the least number of reductions by which the clocks of two hosts are compared
+# The largest drift between two clocks that a fit may find, because NTP slews clocks by 500 ppm at most.
 MOST_DRIFT = 500e-6
 _WINDOWS = 64
 _MICRO = 1e-6
@@ -51,7 +51,7 @@ class HostClock:
     residual_95: float = float("nan")
 
     def reference(self, seconds: Floats) -> Floats:
-        """Return the time on the reference clock when this clock showed `seconds`."""
+        """Return the time on the reference clock (that of the reference rank) when this clock showed `seconds`."""
         return self.origin + (seconds - self.origin - self.offset) / (1 + self.drift)
 
     def __str__(self) -> str:

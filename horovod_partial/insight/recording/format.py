@@ -14,7 +14,7 @@ VERSION = 1
 
 Table = dict[str, NDArray[Any]]
 
-# For each table that is read, the types of its columns: integers, texts, and lists of ranks.
+# The tables of a recording, each with the types of the columns that are read: integers, texts, and lists of ranks.
 TABLES: dict[str, dict[str, type]] = {
     "buckets": {"bucket": int, "name": str, "policy": str, "process_set": int, "bytes": int},
     "arrivals": {"step": int, "bucket": int, "time": int},
@@ -56,8 +56,8 @@ class Header:
         host: the name of the rank's host.
         clock: a text that names the monotonic clock; ranks with the same text share the clock.
         segment: the number of the segment.
-        wall: Unix time at time 0 of the rank, in seconds, by the host's clock.
-        steady: the host's monotonic clock at time 0 of the rank, in microseconds.
+        wall: Unix time at time 0 of the rank's recorded times, in seconds, by the host's clock.
+        steady: the host's monotonic clock at time 0 of the rank's recorded times, in microseconds.
     """
 
     format: str
@@ -79,7 +79,7 @@ class Header:
 
 
 def columns(name: str, line: dict[str, Any]) -> Table:
-    """Return the columns of a recording's line, which belongs to the table `name`.
+    """Return the columns in one line of a recording. The line belongs to the table `name`.
 
     Raises:
         ValueError: a column is missing, has another length than the others, or has values of another type.

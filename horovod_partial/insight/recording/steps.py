@@ -1,6 +1,6 @@
 """Finds the steps of a training in the recorded events of its ranks.
 
-With rounds (a partial policy), it uses `arrivals`, `results` and `waits`:
+With rounds (a partial policy), it uses the tables `arrivals`, `results` and `waits`. Each step has three times:
 
 * *handed*: the latest arrival of the step. The rank's compute ends here.
 * *result*: the latest result of the step. A late contribution has its result at once.
@@ -9,7 +9,7 @@ With rounds (a partial policy), it uses `arrivals`, `results` and `waits`:
 Under `WorkSharing()` a step is an update of the optimizer that sent most bytes, and its number is that of its round. A rank has
 an arrival for each micro-batch that it made. If it made none for an update, it does not have this step.
 
-Without rounds (`Full()`), it uses `handed` and `reductions`:
+Without rounds (`Full()`), it uses the tables `handed` and `reductions`:
 
 * *result*: the end of the last reduction of the step.
 * *handed*: when Horovod's cycle last saw new tensors before that reduction began.
@@ -18,8 +18,8 @@ Without rounds (`Full()`), it uses `handed` and `reductions`:
 *Compute* is the time from begin to handed, minus the time that the application was blocked, for example in the average
 of a metric. (Under TensorFlow blocked times are unknown.) The rest of a step is *reduce* while reductions run on this
 rank, and otherwise *wait*. With NCCL a reduction ends in the recording when it has been queued on the device, so its
-time on the device counts as wait. The first recorded step is left out, because its begin is unknown; so is a step that
-was not over.
+time on the device counts as wait. The first recorded step is left out, because its begin is unknown. A step that had
+not ended is left out, too.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from horovod_partial.insight.recording.reading import Bucket, RankRecording, Rec
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-# If an application computes for more than this many seconds between a wait and its next tensors, the wait was not for
-# gradients. The time between two gradients of one optimizer is shorter.
+# If an application computes for more than this many seconds after a wait, before it hands over its next tensors, the
+# wait was not for gradients. The time between two gradients of one optimizer is shorter.
 _LEAST_WORK = 2e-4
-# How recordings write the policy of a bucket under `WorkSharing()`.
+# The text by which a recording names the policy of a bucket under `WorkSharing()`.
 _SHARED = re.compile(r"WorkSharing\(\), backward_passes_per_step=(\d+)")
-_INTERNAL = "horovod_partial."  # begins the names of buckets that compare replicas; they are not part of the training
-Intervals = tuple[Floats, Floats]  # begins and ends, in seconds; intervals are in order and do not overlap
+_INTERNAL = "horovod_partial."  # prefix of the names of internal buckets, which compare replicas and have no gradients
+Intervals = tuple[Floats, Floats]  # begins and ends of time intervals, in seconds; sorted, without overlaps
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class RankSteps:
         staleness: int64, the number of rounds that the rank had missed before the step; the maximum over its buckets.
         compute: float64, how long the rank computed, in seconds.
         share: float64, how long the rank would have computed for an equal share of the step, in seconds: `compute`, but under
-            `WorkSharing()` as if it had made as many micro-batches as there are for each rank. Each that it did not make
+            `WorkSharing()` for as many micro-batches as there are for each rank. A micro-batch that it did not make
             counts as long as the median of those that it made in this step.
         reduce: float64, how long reductions ran after the compute or during a wait, in seconds.
         wait: float64, how long the rank waited for others, in seconds.
@@ -118,7 +118,7 @@ class JobSteps:
         Raises:
             ValueError: no rank has recorded two steps, so the length of a step is unknown.
         """
-        arrived: Counter[tuple[str, str]] = Counter()  # bytes by policy and, under `WorkSharing()`, by optimizer
+        arrived: Counter[tuple[str, str]] = Counter()  # arrived bytes by policy and (under `WorkSharing()`) optimizer
         reduced = 0
         for rank in recording.ranks.values():
             for bucket, count in zip(*np.unique(rank.tables["results"]["bucket"], return_counts=True), strict=True):
@@ -268,7 +268,7 @@ def _steps_of_arrivals(
     step, first = np.unique(number[order], return_index=True)
     if not len(step):
         return _steps(rank, clocks, step, step, step, step, step, step, step, step, step > 0)
-    # All micro-batches of an update arrive in the same buckets, so the arrivals in one bucket count them.
+    # Every micro-batch of an update arrives at the same buckets, so the arrivals at one bucket count the micro-batches.
     last_bucket = arrivals["bucket"][order][np.r_[first[1:], len(order)] - 1]
     of_step = np.repeat(np.arange(len(step)), np.diff(np.r_[first, len(order)]))
     micro_batches = np.bincount(of_step, arrivals["bucket"][order] == last_bucket[of_step]).astype(np.int64)
@@ -278,12 +278,12 @@ def _steps_of_arrivals(
     result, round_, late, staleness = (
         np.maximum.reduceat(rows[name], first) for name in ("time", "round", "late", "staleness")
     )
-    # The application goes on when its waits for rounds have ended, if they began before the next step's first arrival.
+    # After a step, the application goes on when all waits (for rounds) that began before its next arrival have ended.
     of_rounds = np.flatnonzero(waits["bucket"] >= 0)
     begun = of_rounds[np.argsort(waits["begin"][of_rounds], kind="stable")]
     next_step = np.r_[np.minimum.reduceat(arrival, first)[1:], np.iinfo(np.int64).max]
     last = np.searchsorted(waits["begin"][begun], next_step) - 1
-    # If there was no wait so far, `last` is -1, and the time is 0.
+    # If no wait began before the next step, `last` is -1, which selects the 0 at the end of the array.
     waited = np.r_[np.maximum.accumulate(waits["end"][begun]), 0][last]
     went_on = np.maximum(result, waited)
     whole = np.minimum.reduceat(of[order], first) >= 0
@@ -301,9 +301,9 @@ def results_of_arrivals(rank: RankRecording) -> Integers:
     for bucket in np.unique(arrivals["bucket"]):
         arrived = np.flatnonzero(arrivals["bucket"] == bucket)
         ended = np.flatnonzero(results["bucket"] == bucket)
-        # Results before the first recorded arrival belong to arrivals in segments that were dropped.
+        # Results before the first recorded arrival belong to arrivals in older files, which were dropped.
         ended = ended[results["time"][ended] >= arrivals["time"][arrived[0]]]
-        if bucket in shared:  # all micro-batches of an update have the same result, the next one in the bucket
+        if bucket in shared:  # the micro-batches of an update share one result: the next one in the same bucket
             row = np.searchsorted(results["time"][ended], arrivals["time"][arrived])
             of[arrived] = np.r_[ended, -1][row]
             continue
@@ -322,10 +322,10 @@ def _of_reductions(rank: RankRecording, clocks: Clocks) -> RankSteps:
     result = ends[order][last]
     seen = np.searchsorted(looks, begins[order][last], side="right") - 1
     handed = np.r_[looks, 0][seen]
-    # If the rank handed no tensors over, it had joined, and this is no step of its training.
+    # If the rank handed over no tensors after the step before, it had joined: this is no step of its training.
     whole = (seen >= 0) & (handed > np.r_[-1, result[:-1]][: len(step)])
     if len(step) and not rank.ended:
-        whole[-1] = False  # the recording may have ended in the middle of the last step
+        whole[-1] = False  # leaves out the last step, because the recording may have ended before the step did
     none = np.full(len(step), -1)
     return _steps(rank, clocks, step, np.ones_like(step), handed, result, result, none, 0 * none, 0 * none, whole)
 
@@ -343,9 +343,9 @@ def _steps(
     staleness: Integers,
     whole: NDArray[np.bool_],
 ) -> RankSteps:
-    """Return the complete steps of a rank whose previous step is complete too, with times on rank 0's clock.
+    """Return a rank's complete steps, without those after an incomplete or missing step. Times are on rank 0's clock.
 
-    All arrays have the shape (steps,). Times are microseconds on the rank's own clock.
+    The arguments are arrays of the shape (steps,). Their times are microseconds on the rank's own clock.
     """
     ends, given, done = (clocks.seconds(rank, times) for times in (went_on, handed, result))
     begin = np.minimum(np.r_[np.nan, ends[:-1]][: len(step)], given)
@@ -400,7 +400,7 @@ def _covers(intervals: Intervals, times: Floats) -> NDArray[np.bool_]:
 
 
 def _time_within(intervals: Intervals, since: Floats, until: Floats) -> Floats:
-    """Return for each time from `since` to `until` how many seconds of it lie in the intervals."""
+    """Return how many seconds of each span, from `since` to `until`, lie within the intervals."""
     begins, ends = intervals
     if not len(begins):
         return np.zeros(len(since))

@@ -19,7 +19,7 @@ _COMPUTE, _WAIT, _REDUCE = "#0072B2", "#E69F00", "#009E73"
 _COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _GREY = "#999999"
 _HEAT = [[0.0, "#f4f6f8"], [0.35, "#F3C969"], [0.7, "#D55E00"], [1.0, "#6b1d00"]]
-_COLUMNS, _CELLS = 1000, 60_000  # bounds on the size of a heat map; larger ones make browsers slow
+_COLUMNS, _CELLS = 1000, 60_000  # the most columns and cells of a heat map, because larger maps make browsers slow
 _WINDOWS = 60
 _LINES = len(_COLOURS)
 _POINTS = 3000
@@ -154,7 +154,7 @@ def _of_each_rank(
 
 
 def _rounds(summary: Summary) -> Iterator[Plot]:
-    """Plot the rounds of the bucket that carries the most bytes. Yields nothing if there are fewer than two rounds."""
+    """Plot the rounds of the bucket that moved the most bytes. Yields nothing if there are fewer than two rounds."""
     table = summary.rounds
     if len(table["time"]) < 2:
         return

@@ -48,7 +48,7 @@ def _row(summary: Summary) -> list[str]:
 def _plots(summary: Summary) -> list[str]:
     sections = []
     for number, plot in enumerate(figures.plots(summary)):
-        # The page contains plotly's library once, before the first plot.
+        # The HTML page contains plotly's JavaScript once, before the first plot.
         figure = plot.figure.to_html(
             full_html=False,
             include_plotlyjs=number == 0,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from horovod_partial.insight.report.summary import Summary
 
-# A sample of a metric has labels and a value. A metric has a name, a help text, and samples.
+# Prometheus's terms: a sample has labels and a value; a metric has a name, a help text, and samples.
 Sample = tuple[dict[str, str], float]
 Metric = tuple[str, str, list[Sample]]
 

@@ -30,21 +30,21 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Kind = Literal["none", "persistent", "bursts", "random"]
 
-LEAST_STEPS = 30  # fewer steps do not show in what way a rank is slow
+LEAST_STEPS = 30  # the least number of steps that shows in what way a rank is slow
 LEAST_SLOWNESS = 1.05  # a persistently slow rank takes at least this many times as long as the faster ranks
-_LEAST_STEP = 1.2  # a slow step takes at least this many times the usual time
-_LEAST_SLOW, _LEAST_SHARE = 4, 0.02  # slow steps are at least this many, and at least this share of all steps
-_LEAST_USUAL = 0.1  # usual steps are at least this share of all steps; a rank with fewer is persistently slow
-# Slow and usual steps lie at least this many standard deviations apart. The halves of a normal distribution lie 2.7
-# apart, and those of a uniform one 3.5. If there are few steps, halves lie a little further apart by chance.
+_LEAST_STEP = 1.2  # a slow step takes at least this many times the usual time of its rank
+_LEAST_SLOW, _LEAST_SHARE = 4, 0.02  # a rank's slow steps count if they are at least this many, and at least this share
+_LEAST_USUAL = 0.1  # at least this share of a rank's steps are usual; with fewer usual steps, it is persistently slow
+# The means of slow and of usual steps lie at least this many standard deviations apart. The halves of a normal
+# distribution lie 2.7 apart, and those of a uniform one 3.5. With few steps they lie a little further apart by chance.
 _LEAST_APART = 3.8
-_SURE = 4.0  # two values differ only if they lie at least this many standard errors apart
-_SMOOTHED = 5  # the size of the window that smooths single steps away, in steps
-_LEAST_IMBALANCE = 1.1  # ranks wait for each other if a step's slowest rank takes this many times the step's mean
+_SURE = 4.0  # two values count as different if they lie at least this many standard errors apart
+_SMOOTHED = 5  # the size, in steps, of the window that smooths single steps away before bursts are found
+_LEAST_IMBALANCE = 1.1  # ranks wait for each other if a step's slowest rank takes this many times the mean of all ranks
 _FEW = 4  # with fewer ranks than this, it is uncertain whether long steps have a cause that all ranks share
 # In a job with few ranks, long steps have a cause that all ranks share if `_together` returns at least this.
 _TOGETHER = 0.5
-_ALIKE = 1.5  # the deviations of ranks' times are alike if they differ by at most this factor
+_ALIKE = 1.5  # standard deviations of ranks' times are alike if they differ by at most this factor
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def of_job(ranks: list[int], compute: Floats) -> list[Slowness]:
         ranks: the ranks.
         compute: compute times in seconds, of the shape (steps, ranks), with the same steps of all ranks.
     """
-    compute = np.maximum(compute, 1e-6)  # times are whole microseconds, so a time may be 0
+    compute = np.maximum(compute, 1e-6)  # a recorded time may be 0 microseconds, which has no logarithm
     means = compute.mean(axis=0)
     scores = means.min() / means
     plain = [Slowness(rank, float(mean), float(score)) for rank, mean, score in zip(ranks, means, scores, strict=True)]
@@ -157,15 +157,15 @@ def _own(times: Floats) -> Floats:
         return times
     above = times - np.median(times, axis=0)
     if times.shape[1] < _FEW and _together(above) < _TOGETHER:
-        return times  # the ranks have nothing in common, and the lower quartile of few ranks is the shortest time
-    # Use the lower quartile, because slow ranks in a step do not change it.
+        return times  # few ranks that do not slow down together: their lower quartile is just the shortest time
+    # What ranks share in a step is the lower quartile of their times, because slow ranks do not change it.
     shared = np.quantile(above, 0.25, axis=1, method="lower")
     shared = shared - np.median(shared)
     own = times - shared[:, None]
     if _spread(own) < 0.8 * _spread(times):
         return own
-    # If steps are alike, the quartile is noise, and removing it would add noise. So remove it only from steps that are
-    # long for all ranks.
+    # If steps are alike, the quartile of their times is noise, and to remove it would add noise. So remove it only from
+    # steps that are long for all ranks.
     noise = 1.4826 * np.median(np.abs(shared))
     long = shared > max(np.log(_LEAST_STEP), 5 * noise)
     return np.where(long[:, None], own, times)
@@ -190,10 +190,10 @@ def _split(times: Floats) -> _Split:
     """Split one rank's steps into slow and usual ones, if there are slow ones. `times` are logarithms of seconds."""
     steps = len(times)
     least, usual = max(_LEAST_SLOW, round(_LEAST_SHARE * steps)), max(_LEAST_SLOW, round(_LEAST_USUAL * steps))
-    # Limit the most extreme times. Otherwise a single very long step, such as a checkpoint, would decide the split.
+    # Limit extreme times. Otherwise one very long step, such as a checkpoint, would decide which steps count as slow.
     low, high = np.partition(times, (least - 1, steps - least))[[least - 1, steps - least]]
     values = np.sort(np.clip(times, low, high))
-    sizes = np.arange(usual, steps - least + 1)  # possible numbers of usual steps
+    sizes = np.arange(usual, steps - least + 1)  # the numbers of usual steps that are tried for the split
     sums = np.cumsum(values)
     below, above = sums[sizes - 1] / sizes, (sums[-1] - sums[sizes - 1]) / (steps - sizes)
     best = int(np.argmax(sizes * (steps - sizes) * (above - below) ** 2))
@@ -214,7 +214,7 @@ def _of_rank(plain: Slowness, split: _Split, normal: _Split) -> Slowness:
     ahead = split.usual - normal.usual
     share = float(split.slow.mean())
     error = float(np.hypot(split.error, normal.error))
-    # The usual time is uncertain if short and long steps alternate. So a persistently slow rank also has a longer mean.
+    # If short and long steps alternate, the usual time is uncertain. So a persistently slow rank has a long mean, too.
     persistent = ahead > max(np.log(LEAST_SLOWNESS), _SURE * error) and plain.score < 1 / LEAST_SLOWNESS
     if persistent and np.expm1(ahead) > share * np.expm1(split.higher):
         return replace(plain, kind="persistent", factor=float(np.exp(ahead)), share=1.0)

@@ -77,10 +77,10 @@ def _of_rounds(summary: Summary) -> Iterator[Event]:
     if not len(rounds["time"]):
         return
     decider = recording.ranks[0]
-    track = recording.size  # the tracks of ranks are numbered from 0, and the track of rounds lies below them
+    track = recording.size  # the track of rounds has the number after those of ranks, and is shown below them
     yield _named("thread_name", track, "rounds, as rank 0 decided them")
     times = clocks.seconds(decider, rounds["time"])
-    # A round is shown until the next round closes or a reduction ends, whichever is first.
+    # In a trace, a round is shown until the next round closes or a reduction ends, whichever is first.
     edges = np.union1d(times, intervals(decider, "reductions", clocks)[1])
     pending = {rank.rank: _late_arrivals(rank, summary) for rank in recording.ranks.values()}
     arrows = 0

@@ -39,14 +39,12 @@ class Front:
         disagreement: what every rank gets where the ranks disagree about a bucket.
         misfit: what a call gets that does not fit the declaration of its bucket.
         unsupported: names of dtypes that are not reduced.
-        one_by_one: gradients are sent while others are still computed.
     """
 
     framework: str
     disagreement: type[Exception]
     misfit: type[Exception]
     unsupported: tuple[str, ...] = ("uint8", "int8", "bool", "int16", "complex64")
-    one_by_one = True
 
     def __init__(self) -> None:
         self.hvd = importlib.import_module(f"horovod_partial.{self.framework}")
@@ -171,7 +169,6 @@ class TorchArrival:
 class Eager(Front):
     framework = "tensorflow"
     unsupported = (*Front.unsupported, "string")
-    one_by_one = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,8 +208,6 @@ class Eager(Front):
 
 
 class Graph(Eager):
-    one_by_one = True
-
     def __init__(self) -> None:
         super().__init__()
         self.disagreement, self.misfit = self.tf.errors.UnknownError, self.tf.errors.InvalidArgumentError

@@ -18,7 +18,6 @@ import pytest
 
 from harness.matrix import FRONT_END, WITH_TWO_RANKS
 from harness.world import World
-from horovod_partial.merging import MergingPlan, MessageCost
 
 EVERYBODY = "quorum:1.0"  # a partial policy under which every rank is on time: results are those of `Full()`
 
@@ -126,21 +125,6 @@ class Training:
         """The numbers of the optimizer's state."""
         return self.trainer.state(self.optimizer, self.parameters)
 
-    @property
-    def plan(self) -> MergingPlan:
-        """How merged gradients travel."""
-        return self.optimizer.merging_plan
-
-    def gradients(self) -> list[tuple[str, int]]:
-        """The name and the bytes of each gradient, in the order in which they come."""
-        numbered = list(enumerate(self.parameters))[::-1]
-        return [(self.trainer.name_of(number, one), 4 * int(np.prod(one.shape))) for number, one in numbered]
-
-    def plan_of(self, messages: list[int]) -> MergingPlan:
-        """A plan with so many gradients in each message."""
-        names, nbytes = zip(*self.gradients(), strict=True)
-        return MergingPlan("exact", names, nbytes, (0.0,) * len(names), tuple(messages), MessageCost(1.0, 1.0))
-
     def ended(self) -> int:
         """How many rounds have ended here, whether they have been applied or not."""
         return min(map(self.trainer.completed, self.trainer.buckets(self.optimizer)))
@@ -219,10 +203,6 @@ class Trainer:
         """What averages the models of an optimizer; it has the names of the buckets."""
         raise NotImplementedError
 
-    def name_of(self, number: int, parameter: Any) -> str:
-        """The name of a parameter's gradient in a plan."""
-        return f"{number}.{parameter.name.removesuffix(':0')}"
-
     def plain(self) -> Any:
         """Some optimizer or tape of the framework's."""
         raise NotImplementedError
@@ -293,6 +273,7 @@ class Torch(TensorsOfTorch):
         f"{Trainer.arguments} optimizer named_parameters backward_passes_per_step max_grad_norm max_grad_value "
         "grad_transform grad_scaler named_buffers"
     )
+    arguments_of_gradients = f"{Trainer.arguments_of_gradients} merging"
 
     def __init__(self) -> None:
         super().__init__()
