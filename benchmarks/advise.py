@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/advise.py [--json FILE] [--transport gloo] [--base 0.1] [--steps 100]
 
-In each of ten scenarios (harness/scenarios.py) a step is a sleep and a small backward. The ranks train under Full, recorded,
+In each of ten scenarios (harness/scenarios.py), or with the steps of a production job (`--scenarios sequences`), a step is a sleep and a small backward. The ranks train under Full, recorded,
 and then under each other policy, with the same sleeps. Under work sharing a step is divided into micro-batches, and each
 sleeps its part of what its rank sleeps in that step. What a micro-batch takes besides is measured first, and told to the
 prediction. The first step of an arm is not slow, and does not count: a recording cannot tell how long it took. A rate is
@@ -96,7 +96,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100, help="of each arm")
     parser.add_argument("--base", type=float, default=0.1, help="seconds of a step that is not slow")
     parser.add_argument("--seed", type=int, default=0, help="of the scenarios")
-    parser.add_argument("--scenarios", nargs="*", default=list(scenarios.SCENARIOS), help="by name")
+    parser.add_argument(
+        "--scenarios",
+        nargs="*",
+        default=list(scenarios.SCENARIOS),
+        help="by name; also sequences and one_worker_slowed (4 ranks)",
+    )
     options = parser.parse_args()
 
     arms = [(policy, policy, 1) for policy in gradient_policies(options.ranks)]

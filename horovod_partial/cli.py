@@ -180,7 +180,10 @@ def simulate(
     policies: list[str] = typer.Option(["full"], "--sync", help="A sync policy; may be given several times."),  # noqa: B008 (typer's way)
     rules: str = typer.Option("exact,wait_free,single", help="Rules of merged gradients, with commas between them."),
     ranks: str = typer.Option("4,8,16,32,64", help="Numbers of ranks, with commas between them."),
-    delay: str = typer.Option("none", help="none, random:RANKS:S, rotating:S:S..., slow:FACTOR or log-normal:S:SIGMA."),
+    delay: str = typer.Option(
+        "none",
+        help="none, random:RANKS:S, rotating:S:S..., slow:FACTOR, log-normal:S:SIGMA, steps:CSV or resampled:CSV.",
+    ),
     delay_in: str = typer.Option(
         "each", help="Under work sharing, what a rank's delay lengthens: each of its micro-batches, or the first one."
     ),
@@ -258,7 +261,7 @@ def simulate(
     title += f", {passes} micro-batches" if passes > 1 else ""
     table.title = f"{title}, delays: {delay}"
     console = Console()
-    console.width = max(console.width, 110)  # in a narrower console the table would cut names
+    console.width = max(console.width, 110)  # the table cuts names off in a narrower console
     console.print(table)
     if output is not None and plots is not None:
         folder = Path(output)

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +20,11 @@ from rich.table import Table
 
 from harness.files import replace
 from harness.launch import default_transport
+
+_TOP = Path(__file__).resolve().parents[2]
+_PACKAGES = ("horovod", "torch", "tensorflow", "keras", "numpy")
+_BUSY = 0.75  # processes that run for each core, from which on figures are marked
+_load_before = os.getloadavg()[0]
 
 
 def arguments(description: str | None, *, ranks: int, device: bool = False) -> argparse.ArgumentParser:
@@ -40,7 +52,38 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
 
 def write_json(file: Path | None, figures: dict[str, Any]) -> None:
-    """Write the figures, if a file was asked for."""
+    """Write the figures and where they come from, if a file was asked for."""
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        replace(file, json.dumps(figures, indent=2) + "\n")
+        replace(file, json.dumps({**figures, "about": _about()}, indent=2) + "\n")
+
+
+def _about() -> dict[str, Any]:
+    """Say how figures were made. `busy`: other processes ran before, so the figures do not count."""
+    script, *rest = sys.argv
+    cores = len(os.sched_getaffinity(0))
+    return {
+        "command": shlex.join([os.path.relpath(script, _TOP), *rest]),
+        "commit": _git("rev-parse", "--short", "HEAD")
+        + ("+" if _git("status", "--porcelain", "--", "*.py", "*.cc", "*.h") else ""),
+        "date": datetime.date.today().isoformat(),
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in _PACKAGES if _is_installed(name)},
+        "cores": cores,
+        "load_before": _load_before,
+        "load_after": os.getloadavg()[0],
+        "busy": _load_before > _BUSY * cores,
+    }
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(_TOP), *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

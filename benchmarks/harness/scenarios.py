@@ -1,11 +1,16 @@
-"""Ten ways in which ranks are slow: seconds that each rank takes for each step, by name."""
+"""Ten ways in which ranks are slow, and two production jobs: how long each rank computes in each step, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from horovod_partial.insight.simulate import RecordedSteps
+
+TRACES = Path(__file__).parents[1] / "traces"
 
 Floats = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int, int], Floats]
@@ -50,6 +55,11 @@ def _one_in_twenty(generator: np.random.Generator, steps: int, ranks: int) -> Fl
     return np.where(generator.random((steps, ranks)) < 0.05, 11.0, 1.0)
 
 
+def _recorded(name: str) -> Draw:
+    steps = RecordedSteps.load(TRACES / f"{name}.csv")
+    return lambda generator, count, ranks: 1.0 + steps.draw(count, ranks, 1.0, seed=0)
+
+
 SCENARIOS: dict[str, Draw] = {
     "none": lambda generator, steps, ranks: np.ones((steps, ranks)),
     "one random": _one_random,
@@ -64,6 +74,9 @@ SCENARIOS: dict[str, Draw] = {
 }
 
 
+RECORDED = {name: _recorded(name) for name in ("sequences", "one_worker_slowed")}
+
+
 def draw(name: str, *, steps: int, ranks: int, base: float, seed: int) -> Floats:
-    """Seconds of a step, of the shape (steps, ranks). `base`: of one that is not slow."""
-    return base * SCENARIOS[name](np.random.default_rng(seed), steps, ranks)
+    """Return the seconds of each step, of the shape (steps, ranks). `base`: the seconds of a step that is not slow."""
+    return base * (SCENARIOS | RECORDED)[name](np.random.default_rng(seed), steps, ranks)

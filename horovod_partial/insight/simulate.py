@@ -6,6 +6,7 @@ a `Cluster` gives the cost of messages. `docs/simulator.md` says what is modelle
 
 from __future__ import annotations
 
+import csv
 import itertools
 import math
 from collections import Counter
@@ -104,7 +105,7 @@ def _binary_tree(cluster: Cluster, ranks: int) -> tuple[float, float]:
 def _double_binary_trees(cluster: Cluster, ranks: int) -> tuple[float, float]:
     if ranks == 1:
         return 0.0, 0.0
-    # Table 2 of MG-WFBP prints a start-up of 2 log N, and omits the factor: the latency of a message.
+    # Table 2 of the MG-WFBP paper prints a start-up of 2 log N. It omits a factor: the latency of a message.
     return 2 * _doublings(ranks) * cluster.latency, cluster.seconds_per_byte + cluster.reduce_seconds_per_byte
 
 
@@ -192,14 +193,68 @@ class LogNormal:
         return self.median * np.random.default_rng(seed).lognormal(0.0, self.sigma, (iterations, ranks))
 
 
+@dataclass(frozen=True)
+class RecordedSteps:
+    """Makes steps differ in length as recorded ones do. The shortest one of all ranks counts as one without delay.
+
+    Attributes:
+        seconds: how long each rank computed in each step, above 0: a tuple for each step, all of one length.
+        resampled: whether steps are drawn at random, each with all its ranks. Otherwise they come in order, repeatedly.
+    """
+
+    seconds: tuple[tuple[float, ...], ...]
+    resampled: bool = False
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], *, resampled: bool = False) -> RecordedSteps:
+        """Read a CSV file with the columns `step`, `rank` and `seconds`.
+
+        If a step of a rank has several lines, as with stages of a pipeline, the longest counts.
+
+        Raises:
+            ValueError: the file has other columns, a number is wrong, or a rank lacks a step.
+        """
+        times: dict[int, dict[int, float]] = {}
+        try:
+            with open(path, newline="") as file:
+                for row in csv.DictReader(file):
+                    seconds = float(row["seconds"])
+                    if not 0.0 < seconds < math.inf:
+                        raise ValueError
+                    step = times.setdefault(int(row["step"]), {})
+                    step[int(row["rank"])] = max(seconds, step.get(int(row["rank"]), 0.0))
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(f"{path} must be a CSV file with the columns step, rank and seconds (above 0)") from None
+        ranks = max((max(step) + 1 for step in times.values()), default=0)
+        if not times or any(sorted(step) != list(range(ranks)) for step in times.values()):
+            raise ValueError(f"{path} must have a line for every rank in every step, with ranks counted from 0")
+        rows = (tuple(times[step][rank] for rank in range(ranks)) for step in sorted(times))
+        return cls(tuple(rows), resampled)
+
+    def draw(self, iterations: int, ranks: int, compute: float, seed: int) -> NDArray[np.float64]:
+        times = np.asarray(self.seconds)
+        if ranks > times.shape[1]:
+            raise ValueError(
+                f"the recorded steps are of {times.shape[1]} ranks, so {ranks} cannot be simulated with them"
+            )
+        drawn = np.random.default_rng(seed).integers(len(times), size=iterations)
+        order = drawn if self.resampled else np.arange(iterations) % len(times)
+        return np.asarray((times[order, :ranks] / times.min() - 1.0) * compute)
+
+
 def parse_delays(text: str) -> Delays | None:
     """Return the delays that a text names; None for `none`.
 
-    Texts are such as `none`, `random:2:0.3`, `rotating:0:0.1:0.4`, `slow:3` and `log-normal:0.02[:1.3]`.
+    Texts are such as `none`, `random:2:0.3`, `rotating:0:0.1:0.4`, `slow:3`, `log-normal:0.02[:1.3]`; and `steps:FILE`
+    or `resampled:FILE` for the steps of a recorded job.
 
     Raises:
-        ValueError: the text names no delays.
+        ValueError: the text names no delays, or the file holds no steps.
+        OSError: the file cannot be read.
     """
+    kind, _, path = text.strip().partition(":")
+    if kind.lower() in ("steps", "resampled") and path:
+        return RecordedSteps.load(path, resampled=kind.lower() == "resampled")
     name, *arguments = text.strip().lower().split(":")
     try:
         numbers = [float(argument) for argument in arguments]
@@ -217,8 +272,8 @@ def parse_delays(text: str) -> Delays | None:
     except ValueError:
         pass
     raise ValueError(
-        f"unknown delays {text!r}; known are none, random:RANKS:SECONDS, rotating:SECONDS:SECONDS..., slow:FACTOR, and "
-        "log-normal:MEDIAN_SECONDS:SIGMA"
+        f"unknown delays {text!r}; known are none, random:RANKS:SECONDS, rotating:SECONDS:SECONDS..., slow:FACTOR, "
+        "log-normal:MEDIAN_SECONDS:SIGMA, steps:FILE and resampled:FILE"
     )
 
 
@@ -376,12 +431,12 @@ class Result:
 
     @property
     def contributors(self) -> float:
-        """The number of ranks that were on time, mean over rounds in which any rank was; 0 if there was no round."""
+        """The number of ranks on time for a round; the mean over rounds with any rank on time, 0 if there was none."""
         return _mean({fresh: rounds for fresh, rounds in self.fresh_histogram.items() if fresh > 0})
 
     @property
     def staleness(self) -> float:
-        """The number of rounds that a rank had missed before a contribution, mean over contributions; 0 if there was none."""
+        """The number of rounds that ranks had missed before a contribution: the mean, or 0 without contributions."""
         return _mean(self.staleness_histogram)
 
 
@@ -419,7 +474,7 @@ def simulate(
         ranks: the number of ranks, 1 or more.
         cluster: the cost of links.
         algorithm: the algorithm of reductions, one of `ALGORITHMS`.
-        rule: the rule of `hvd.MergedGradients` by which gradients travel together; it plans for the cost among all ranks.
+        rule: one of `horovod_partial.merging.RULES`: says which gradients travel together, by the cost among all ranks.
         iterations: the number of steps of each rank, 1 or more.
         delays: a model of delays, or delays in seconds of the shape (iterations, ranks), which come before the compute
             of a step. If the shape is (iterations, ranks, passes), delays belong to micro-batches: whichever rank makes

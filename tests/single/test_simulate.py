@@ -20,6 +20,7 @@ from horovod_partial.insight.simulate import (
     LogNormal,
     OneSlow,
     RandomRanks,
+    RecordedSteps,
     Result,
     Rotating,
     Trace,
@@ -114,6 +115,41 @@ def test_log_normal_is_as_the_paper_measured_clouds() -> None:
     assert np.median(drawn) == pytest.approx(0.024, rel=0.02)
     assert drawn.mean() == pytest.approx(0.454 - 0.399, rel=0.05)
     assert drawn.std() == pytest.approx(0.116, rel=0.2)
+
+
+def written(folder: Path, *lines: str) -> Path:
+    path = folder / "steps.csv"
+    path.write_text("\n".join(["step,rank,seconds", *lines]))
+    return path
+
+
+def test_recorded_steps_come_in_order_or_as_they_are_drawn(tmp_path: Path) -> None:
+    path = written(tmp_path, "7,1,3", "7,0,1", "9,0,2", "9,1,1", "9,1,4")  # two stages of rank 1 in step 9
+    assert RecordedSteps.load(path) == parse_delays(f"steps:{path}") == RecordedSteps(((1.0, 3.0), (2.0, 4.0)))
+    drawn = RecordedSteps.load(path).draw(3, 2, 0.5, seed=0)
+    assert drawn.tolist() == [[0.0, 1.0], [0.5, 1.5], [0.0, 1.0]]
+    resampled = parse_delays(f"resampled:{path}")
+    rows = resampled.draw(100, 2, 0.5, seed=0).tolist()
+    assert {tuple(row) for row in rows} == {(0.0, 1.0), (0.5, 1.5)}
+    assert rows == resampled.draw(100, 2, 0.5, seed=0).tolist() != resampled.draw(100, 2, 0.5, seed=1).tolist()
+    with pytest.raises(ValueError, match="recorded steps are of 2 ranks, so 3 cannot be simulated"):
+        simulate(one_message(0.1), "full", 3, cluster=FREE, iterations=2, delays=resampled)
+
+
+@pytest.mark.parametrize(
+    ("lines", "match"),
+    [
+        ((), "a line for every rank"),
+        (("0,0,1", "1,1,1"), "a line for every rank"),
+        (("0,0,0",), "above 0"),
+        (("0,0,nan",), "above 0"),
+        (("0,0",), "the columns step, rank and seconds"),
+        (("0,x,1",), "the columns step, rank and seconds"),
+    ],
+)
+def test_files_without_steps_are_refused(tmp_path: Path, lines: tuple[str, ...], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        parse_delays(f"steps:{written(tmp_path, *lines)}")
 
 
 @pytest.mark.parametrize(

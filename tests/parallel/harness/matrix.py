@@ -13,7 +13,7 @@ from harness import hosts
 TRANSPORTS = ("gloo", "mpi")
 DEFAULT_RANKS = (4,)
 FULL_RANKS = (2, 4, 8)
-MOST_RANKS = {"torch": 8, "tensorflow": 4}  # which takes a gigabyte on each rank, and seconds to be imported
+MOST_RANKS = {"torch": 32, "tensorflow": 4}  # which takes a gigabyte on each rank, and seconds to be imported
 STEADY = {"PARTIAL_TEST_STEADY": "1"}  # see `rank.let_no_time_count`
 
 # Marks of tests that several files have.
