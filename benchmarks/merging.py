@@ -5,6 +5,7 @@
 small       200 tensors of 1 to 8 KiB, 0.15 ms of backward for each, on one machine.
 links200    ResNet-50's shapes and 2 s of backward in proportion to what each layer computes, ranks in network namespaces
             of their own, on links of 200 Mbit/s; over MPI, needs root, `ip` and `tc`.
+links400    The same on links of 400 Mbit/s.
 links1000   The same on links of 1 Gbit/s, with 1 s of backward, so that messages take about as long as backward.
 
 Backward sleeps (harness/shaped.py), so that ranks do not compete for cores. Arms are Horovod's optimizer with its
@@ -30,8 +31,8 @@ from harness.shaped import Shaped
 
 import horovod_partial.torch as hvd
 
-MEGABITS = {"links200": 200, "links1000": 1000}
-BACKWARD = {"small": 0.03, "links200": 2.0, "links1000": 1.0}  # seconds
+MEGABITS = {"links200": 200, "links400": 400, "links1000": 1000}
+BACKWARD = {"small": 0.03, "links200": 2.0, "links400": 2.0, "links1000": 1.0}  # seconds
 RULES = {"exact": "exact", "paper": "paper", "single message": "single", "measured": "measured"}
 ARMS: dict[str, dict[str, str]] = {
     "horovod": {},
@@ -147,11 +148,19 @@ def report(section: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = harness.arguments(__doc__, ranks=4)
-    parser.add_argument("--sections", nargs="+", choices=list(BACKWARD), default=list(BACKWARD), help="what to measure")
+    parser.add_argument(
+        "--sections",
+        nargs="+",
+        choices=list(BACKWARD),
+        default=["small", "links200", "links1000"],
+        help="what to measure",
+    )
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="horovod must be among them")
     parser.add_argument("--steps", type=int, default=30, help="of each job; a sixth of it on limited links")
     parser.add_argument("--repeats", type=int, default=5, help="jobs of each arm")
     options = parser.parse_args()
+    if "horovod" not in options.arms:
+        parser.error("--arms must have horovod, over which ratios are taken")
     figures: dict[str, Any] = {"ranks": options.ranks, "transport": options.transport}
     for section in options.sections:
         figures[section] = report(section, options)

@@ -18,11 +18,9 @@ sharing  how many times as fast as Full work sharing is, and in brackets the bes
 
 from __future__ import annotations
 
-import csv
 import itertools
 import statistics
 import time
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,17 @@ import torch
 from harness.shaped import Shaped
 
 import horovod_partial.torch as hvd
-from horovod_partial.insight.simulate import Cluster, LogNormal, OneSlow, RandomRanks, Result, Rotating, Trace, simulate
+from horovod_partial.insight.simulate import (
+    Cluster,
+    LogNormal,
+    OneSlow,
+    RandomRanks,
+    RecordedSteps,
+    Result,
+    Rotating,
+    Trace,
+    simulate,
+)
 from horovod_partial.merging import MessageCost
 
 # --- Against reality -------------------------------------------------------------------------------------------------
@@ -267,14 +275,7 @@ def models(passes: int, message: float = 0.0) -> dict[str, dict[str, float]]:
 
 def production(path: Path) -> dict[str, dict[str, dict[str, float]]]:
     """By whose the delays are and what splitting costs, and by the number of micro-batches."""
-    seconds: dict[tuple[int, int], float] = defaultdict(float)
-    with path.open() as file:
-        for row in csv.DictReader(file):
-            key = int(row["step"]), int(row["dp_rank"])
-            seconds[key] = max(seconds[key], float(row["compute_ms"]) / 1e3)  # its slowest stage
-    steps = sorted({step for step, _ in seconds})
-    ranks = sorted({rank for _, rank in seconds})
-    times = np.array([[seconds[step, rank] for rank in ranks] for step in steps])
+    times = np.array(RecordedSteps.load(path).seconds)
     found: dict[str, dict[str, dict[str, float]]] = {}
     for owner, cost in itertools.product(("rank", "samples"), (0.0, 0.005, 0.01, 0.02)):
         for passes in (4, 8, 16, 32):

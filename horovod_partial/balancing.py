@@ -82,7 +82,7 @@ class BalancedBatchSampler:
         if self._shuffle:
             steps = draw.permutation(steps)
         rank, size = self._process_set.rank(), self._process_set.size()
-        for number, step in enumerate(steps):  # ranks take turns: in each step, another one gets the longest sample
+        for number, step in enumerate(steps):  # in each step, another rank gets the longest sample
             yield step[(rank + number) % size :: size].tolist()
 
     @property

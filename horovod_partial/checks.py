@@ -24,7 +24,7 @@ def require(fits: bool, name: str, allowed: str, value: Any) -> None:
         ValueError: `fits` is False. The message is one line.
     """
     if not fits:
-        shown = " ".join(repr(value).split())  # an error has one line, but the `repr` of a model has many
+        shown = " ".join(repr(value).split())  # an error message has one line, so remove line breaks
         raise ValueError(f"{name} must be {allowed}, not {shown if len(shown) <= 200 else shown[:200] + '...'}")
 
 

@@ -23,8 +23,8 @@ from horovod_partial import __version__
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Partial collectives for a stock Horovod.")
 
-# The self-tests of `horovod-partial check`. Each runs in a process of its own, because attaching to Horovod cannot be
-# undone, and Horovod may abort if MPI is broken.
+# The self-tests of `horovod-partial check`, by framework. Each self-test runs in a process of its own.
+# A process cannot undo the attachment of this package to Horovod, and Horovod may abort the process if MPI is broken.
 SELF_TESTS = {
     "torch": """
 import torch
@@ -45,7 +45,7 @@ hvd.shutdown()
 }
 
 
-# Code that is added to a self-test if Horovod has NCCL. It prints in one line of JSON which NCCL is in use.
+# Code that is added to a self-test if Horovod has NCCL. It prints one line of JSON, which says which NCCL is in use.
 NCCL_QUESTION = """
 import json
 from horovod.{framework} import mpi_ops
@@ -54,8 +54,8 @@ own = nccl.of_horovod(mpi_ops._basics.MPI_LIB_CTYPES._name, mpi_ops.nccl_built()
 print(json.dumps(nccl.describe("{framework}", own, nccl.loaded())))
 """
 
-# The program that `horovod-partial run` starts. It begins after typer has returned, because typer would catch some of
-# the program's exceptions.
+# The user's program, which `horovod-partial run` starts. It begins only after typer has returned.
+# If the user's program ran within typer, typer would catch some of the program's exceptions.
 _programs: list[Callable[[], None]] = []
 
 
@@ -261,7 +261,7 @@ def simulate(
     title += f", {passes} micro-batches" if passes > 1 else ""
     table.title = f"{title}, delays: {delay}"
     console = Console()
-    console.width = max(console.width, 110)  # the table cuts names off in a narrower console
+    console.width = max(console.width, 110)  # in a narrower console the table would cut names off
     console.print(table)
     if output is not None and plots is not None:
         folder = Path(output)

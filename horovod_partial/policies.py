@@ -75,7 +75,7 @@ class _OpenRounds(_Policy):
         require(fits, "grace_ms", f"'auto' or a number of milliseconds, 0 to {LONGEST_GRACE_MS}", grace)
 
     def _to_core(self, **rule: Any) -> _core.Policy:
-        if not isinstance(self.grace_ms, str):  # a grace of "auto" is the core's default, and need not be set
+        if not isinstance(self.grace_ms, str):  # a grace of "auto" is the default in C++, and need not be set
             rule["grace_seconds"] = self.grace_ms / 1e3
         return _core.Policy(max_staleness=self.max_staleness, **rule)
 
@@ -167,7 +167,7 @@ class Quorum(LateGradients):
     """
 
     ranks: int | float
-    # Makes policies with 1 (one rank) and 1.0 (all ranks) unequal, although the numbers are equal.
+    # This field makes policies with 1 (one rank) and 1.0 (all ranks) unequal, although the numbers are equal.
     is_share: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -192,7 +192,7 @@ def _count_of(ranks: float, size: int) -> int:
     """Convert a number of ranks, or a share of `size`, to a number of ranks from 1 to `size`."""
     if isinstance(ranks, int):
         return min(ranks, size)
-    # Without `round`, 0.55 of 20 ranks would become 12: the floating-point product is a little above 11.
+    # Without `round`, 0.55 of 20 ranks would be 12 ranks: the floating-point product is a little above 11.
     return max(1, math.ceil(round(ranks * size, 9)))
 
 
@@ -214,7 +214,7 @@ class Auto(LateGradients):
     """
 
     min_quorum: int | float = 1
-    # Makes policies with 1 (one rank) and 1.0 (all ranks) unequal, although the numbers are equal.
+    # This field makes policies with 1 (one rank) and 1.0 (all ranks) unequal, although the numbers are equal.
     is_share: bool = field(init=False)
 
     def __post_init__(self) -> None:

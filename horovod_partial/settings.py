@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from horovod_partial import policies
 
 PREFIX = "HOROVOD_PARTIAL_"
-# The build reads these variables: they say where an offline build finds Horovod's source archive.
+# The build reads these environment variables. They say where an offline build finds Horovod's source archive.
 BUILD_VARIABLES = {PREFIX + "HOROVOD_SOURCE", PREFIX + "CACHE"}
 OF_EACH_RANK = {"log_level"}  # settings that may differ between ranks; all others must be equal on all ranks
 
@@ -81,7 +81,7 @@ def settings() -> Settings:
         return Settings()
     except ValidationError as error:
         wrong = {str(one["loc"][0]): one for one in error.errors()}
-        # If a validator of `Settings` raised an error, "ctx" holds it. "msg" would put pydantic's words before it.
+        # pydantic puts an error that a validator of `Settings` raised into "ctx". In "msg" it adds words of its own.
         causes = {name: one.get("ctx", {}).get("error", one["msg"]) for name, one in wrong.items()}
         texts = [f"{PREFIX}{name.upper()}={one['input']!r}: {causes[name]}" for name, one in wrong.items()]
         raise ValueError("; ".join(texts)) from None

@@ -24,7 +24,22 @@ from harness.launch import default_transport
 _TOP = Path(__file__).resolve().parents[2]
 _PACKAGES = ("horovod", "torch", "tensorflow", "keras", "numpy")
 _BUSY = 0.75  # processes that run for each core, from which on figures are marked
-_load_before = os.getloadavg()[0]
+
+
+def _git(*arguments: str) -> str | None:
+    command = ["git", "--no-optional-locks", "-C", str(_TOP), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+# As the benchmark began. Sources that are changed later do not count.
+_BEFORE = {
+    "commit": _git("rev-parse", "--short", "HEAD"),
+    "changed_sources": _git("status", "--porcelain", "--", "*.py", "*.cc", "*.h") or "",
+    "load_before": os.getloadavg()[0],
+}
 
 
 def arguments(description: str | None, *, ranks: int, device: bool = False) -> argparse.ArgumentParser:
@@ -59,26 +74,19 @@ def write_json(file: Path | None, figures: dict[str, Any]) -> None:
 
 
 def _about() -> dict[str, Any]:
-    """Say how figures were made. `busy`: other processes ran before, so the figures do not count."""
+    """Say how figures were made. `busy`: other processes, maybe an earlier benchmark, ran in the minute before."""
     script, *rest = sys.argv
     cores = len(os.sched_getaffinity(0))
     return {
         "command": shlex.join([os.path.relpath(script, _TOP), *rest]),
-        "commit": _git("rev-parse", "--short", "HEAD")
-        + ("+" if _git("status", "--porcelain", "--", "*.py", "*.cc", "*.h") else ""),
         "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in _PACKAGES if _is_installed(name)},
         "cores": cores,
-        "load_before": _load_before,
+        **_BEFORE,
         "load_after": os.getloadavg()[0],
-        "busy": _load_before > _BUSY * cores,
+        "busy": _BEFORE["load_before"] > _BUSY * cores,
     }
-
-
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(_TOP), *arguments], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
 
 
 def _is_installed(name: str) -> bool:

@@ -75,7 +75,7 @@ def steps(job: Job) -> Outcome:
     missing = namespaces.missing()
     jobs = [("small", 2)] if job.smoke else [("small", 4), ("small", 8)]
     if not (job.smoke or missing):
-        jobs += [("links200", 4), ("links1000", 4)]
+        jobs.append(("links400", 4))
     arms = job.choose(tuple(ARMS), ("SyncEASGD", "MG-WFBP"))
     rows: list[Row] = []
     times: dict[str, list[float]] = {arm: [] for arm in arms}

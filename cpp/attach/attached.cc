@@ -25,7 +25,7 @@ void AttachedLibraries::CountGeneration() {
 }
 
 AttachedLibraries& LibrariesOfProcess() {
-  static auto* libraries = new AttachedLibraries;  // never freed, because Horovod's thread may outlive static objects
+  static auto* libraries = new AttachedLibraries;  // the list is never freed: Horovod's thread may outlive main
   return *libraries;
 }
 

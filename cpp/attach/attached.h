@@ -19,8 +19,8 @@ struct Attached {
                          double, std::int32_t) = nullptr;
   int (*is_initialized)() = nullptr;
   bool waits_are_told = false;
-  // Horovod's background thread and the application's threads use state, generation and recorder, all without a lock.
-  std::atomic<hvd::HorovodGlobalState*> state{nullptr};  // null before the first handshake; then it does not change
+  // Horovod's background thread and the application's threads use `state`, `generation` and `recorder` without a lock.
+  std::atomic<hvd::HorovodGlobalState*> state{nullptr};  // Horovod's state: null until the first handshake, then fixed
   std::atomic<int> generation{0};                        // the number of the generation; each `init` adds 1 or more
   std::shared_ptr<recording::Recorder> recorder;         // the newest handshake's recorder; read by std::atomic_load
 };
@@ -32,13 +32,13 @@ class AttachedLibraries {
   void Add(const std::string& path, const std::function<void(Attached&)>& fill);
   // Returns the library at a path, or null if it has not been added. The object lives as long as the process.
   Attached* Find(const std::string& path) const;
-  // Called when Horovod has initialised a controller. Raises the generation's number in each library that is not yet
-  // initialised. Each `init` is counted, because it initialises a controller before Horovod counts as initialised. A
-  // process set that is added later is not counted. A library that is down may also count another library's `init`.
+  // Called when Horovod has initialised a controller. Adds 1 to the generation's number of each Horovod library that is
+  // not yet initialised. So each `init` is counted, because a library counts as initialised only after its controllers.
+  // A process set that is added later is not counted. A library that is down may count another library's `init`, too.
   void CountGeneration();
 
  private:
-  mutable std::mutex mutex_;  // guards the map of libraries
+  mutable std::mutex mutex_;  // guards the map of Horovod libraries
   std::map<std::string, std::unique_ptr<Attached>> libraries_;
 };
 

@@ -41,13 +41,13 @@ std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t
   if (global == nullptr) global = Introduce(*attached);
   if (process_set_id == 0) return global;
   if (!attached->state.load()->process_set_table.Contains(process_set_id)) {
-    if (!global->Alive()) global->engine().ThrowShutDown();  // Horovod's shutdown removes all process sets
+    if (!global->Alive()) global->engine().ThrowShutDown();  // the process set is gone because Horovod has shut down
     throw std::invalid_argument("process set " + std::to_string(process_set_id) + " does not exist");
   }
   const auto session = Lookup(*attached, process_set_id);
   if (session == nullptr)
     throw std::invalid_argument("this rank is not in process set " + std::to_string(process_set_id));
-  // If the process set was added after the handshake, its session is not ready before the process set's first cycle.
+  // The session of a process set that was added after the handshake is ready in the set's first cycle. Wait for that.
   while (!session->ready()) {
     if (!global->Alive()) global->engine().ThrowShutDown();
     Session::CheckInterrupt();
@@ -99,8 +99,8 @@ std::shared_ptr<recording::Recorder> LastRecorder(const std::string& library_pat
   return attached == nullptr ? nullptr : std::atomic_load(&attached->recorder);
 }
 
-// A wait for a bucket or in a flush counts before Horovod's own collectives, because such a wait is known exactly. An
-// outstanding collective of Horovod's own does not show whether a thread waits for it.
+// If this rank waits for a round or in a flush, this function reports that wait, and no collective of Horovod's own.
+// Even if a collective of Horovod's own is outstanding, it is not known whether a thread waits for it.
 Look LookAtThisRank() {
   using Kind = Activity::Kind;
   const auto sessions = SessionsOfProcess().Ready();

@@ -12,11 +12,11 @@
 namespace horovod_partial::attach {
 
 // Attaches to a Horovod library: makes it call our functions in place of some of its own. A second call for the library
-// does nothing. `waits_are_told`: by a ForeignWait the front end tells when a thread waits for a collective of Horovod.
+// does nothing. `waits_are_told`: true if the front end reports waits for Horovod's collectives (ForeignWait, Polled).
 void Attach(const std::string& library_path, bool waits_are_told);
 
 // Returns a process set's session. The first call after `init` makes a small allreduce over all ranks, the handshake.
-// It checks that our hooks run, and that all ranks have the same version. Throws AttachError if the handshake fails,
+// This checks that our hooks run, and that all ranks have the same version. Throws AttachError if the handshake fails,
 // EngineError if Horovod is not initialised, or std::invalid_argument if this rank is not in the process set.
 std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t process_set_id);
 
@@ -32,7 +32,7 @@ std::shared_ptr<Session> FindSession(const std::string& library_path, std::int32
 // initialisation, and is known before the handshake. It does not matter which code initialised Horovod.
 int Generation(const std::string& library_path);
 
-// Returns the recorder of the newest generation with a handshake, even if that generation is over; null without one.
+// Returns the recorder of the last generation that had a handshake, or null. This generation may be over.
 std::shared_ptr<recording::Recorder> LastRecorder(const std::string& library_path);
 
 // Returns what this process does: it computes, waits for other ranks, or rests (has joined or ended). Any thread may

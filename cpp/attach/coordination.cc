@@ -13,8 +13,8 @@
 namespace horovod_partial::attach {
 namespace {
 
-// Tensors of this size and more are reduced alone. Fusing a tensor with others saves the latency of a reduction, but
-// costs two copies. The copies cost more from 256 KiB on over MPI, from 4 MiB on over Gloo (4 ranks on one machine).
+// Tensors of this size and more are not fused with others. Fusion saves the latency of a reduction, but costs two
+// copies. On one machine with 4 ranks they cost more than this latency from 256 KiB on (MPI) or from 4 MiB on (Gloo).
 constexpr std::int64_t kLargeBytes = 4 << 20;
 #if HAVE_NCCL
 constexpr bool kHooksGpus = true;
@@ -22,8 +22,8 @@ constexpr bool kHooksGpus = true;
 constexpr bool kHooksGpus = false;
 #endif
 
-// Returns how long ranks may wait for each other before the waits fail. It is kNever if Horovod's stall check is off,
-// Horovod's warning time (at least 1 s) if the user has set that, and else our default.
+// Returns how long ranks may wait for each other before their waits fail. Returns kNever if Horovod's stall check is
+// off. Otherwise returns Horovod's warning time (at least 1 s) if the user has set it, else our default.
 Time DeadlockAfter(hvd::Controller& controller) {
   const auto& inspector = StallInspectorAccess::Of(controller);
   if (!inspector.perform_stall_check) return kNever;
@@ -32,7 +32,7 @@ Time DeadlockAfter(hvd::Controller& controller) {
 }
 
 // Splits responses in which Horovod has fused tensors of buckets. A large tensor gets a response of its own, so that it
-// is reduced in place. A bucket whose round is refused gets one, too. Others stay together if they have equal groups.
+// is reduced in place. If a round is refused, its bucket also gets one. Others stay together if they have equal groups.
 std::vector<hvd::Response> Unfused(const std::vector<hvd::Response>& responses,
                                    const std::map<std::string, Closing>& closed) {
   std::vector<hvd::Response> list;
@@ -150,10 +150,10 @@ std::vector<Closing> Coordination::Decide(const Report* own, bool joined, Time n
     farewell.bucket = Farewell::kBucket;
     farewell.error = std::exchange(failures_, "");
   }
-  // Horovod's settings are read only in cycles in which a round closes. Most cycles close none.
+  // Most cycles close no round. Horovod's settings are read only in a cycle that closes one.
   const std::string refusal = closings.empty() ? "" : GroupCommunicators::Refusal(*state_);
   for (auto& closing : closings) {
-    if (closing.ends && !refusal.empty()) closing.groups.clear();  // so all ranks reduce together, some with zeros
+    if (closing.ends && !refusal.empty()) closing.groups.clear();  // without groups all ranks reduce, some with zeros
     if (closing.error.empty()) closing.error = LeaveOutZerosElsewhere(closing, refusal);
     const bool grouped = !closing.groups.empty() || !closing.upcoming.empty();
     if (closing.error.empty() && grouped && !refusal.empty())
@@ -178,21 +178,21 @@ std::string Coordination::LeaveOutZerosElsewhere(Closing& closing, const std::st
     if (!joined_[at]) continue;
     const bool joined_on_host = on_host(join_devices_.at(rank));
     if (joined_on_host == on_host(coordinator_.declaration(closing.bucket).device)) continue;
-    // The joined rank executes the response too, and needs our hook for it. The only hook for GPUs is NCCLAllreduce's.
+    // A joined rank executes the response, too. Only our hook leaves it out, and on GPUs only NCCLAllreduce has a hook.
     if (!refusal.empty() || (!joined_on_host && !kHooksGpus)) {
       return "rank " + std::to_string(rank) + " has joined with " + (joined_on_host ? "the CPU" : "a GPU") +
              " as its device, and " + closing.bucket + " lies on " + (joined_on_host ? "GPUs" : "CPUs") +
              ": give hvd.join the device=" + (joined_on_host ? " of that rank's tensors" : "-1") +
              " there, or do without Horovod's operation " + (refusal.empty() ? "MPI_GPUAllreduce" : refusal) + ".";
     }
-    if (closing.groups.empty()) closing.groups.assign(joined_.size(), 0);  // a group of all ranks that take part
+    if (closing.groups.empty()) closing.groups.assign(joined_.size(), 0);  // first puts all ranks into one group
     closing.groups[at] = kNoGroup;
   }
   return "";
 }
 
 std::vector<hvd::Request> Coordination::RowOf(const Closing& closing) const {
-  // If a round is refused, every rank gets an error, and nothing is reduced. The coordinator may not know the bucket.
+  // A refused round reduces nothing: every rank gets an error. The coordinator may have no declaration of its bucket.
   static const auto* const nothing = new Declaration;
   const bool refused = !closing.error.empty();
   const Declaration& declaration = refused ? *nothing : coordinator_.declaration(closing.bucket);
@@ -217,7 +217,7 @@ void Coordination::Add(std::vector<Closing> closings, std::vector<std::vector<hv
   hvd::Timeline& timeline = ControllerAccess::Of(controller_).timeline_;
   for (std::size_t i = 0; i < closings.size(); ++i) {
     const std::string name = WireName(closings[i].bucket);
-    timeline.NegotiateStart(name, hvd::Request::ALLREDUCE);  // the timeline needs a start, even if no rank has arrived
+    timeline.NegotiateStart(name, hvd::Request::ALLREDUCE);  // Horovod's timeline needs a start even without an arrival
     timeline.NegotiateEnd(name);
     ControllerAccess::Of(controller_).message_table_[name] = std::move(rows[i]);
     ready_to_reduce.push_back(name);

@@ -1,4 +1,4 @@
-// Rank 0's part of a cycle: it reads the reports, decides, and puts the decisions into Horovod's tables and responses.
+// Rank 0's part of a cycle: it reads reports, closes rounds, and puts decisions into Horovod's tables and responses.
 #pragma once
 
 #include <cstdint>
@@ -21,20 +21,20 @@ class Coordination {
   Coordination(hvd::Controller& controller, int size)
       : controller_(controller), size_(size), joined_(static_cast<std::size_t>(size), false), coordinator_(size) {}
 
-  // `for_all_ranks` says that this is the process set of all ranks. Only there the coordinator looks for deadlocks.
+  // `for_all_ranks`: true for the process set of all ranks. Only the coordinator of this one looks for deadlocks.
   void Begin(hvd::HorovodGlobalState& state, bool for_all_ranks);
   bool WantsCycle(Time now) const { return coordinator_.NextDeadline() <= now; }
   // Logs a warning if ranks wait long for rounds or flushes, because Horovod's stall inspector sees neither. Returns
   // true if a wait is so long that the job must end by the inspector's settings.
   bool WatchWaits(Time now);
 
-  // Takes the reports out of the other ranks' request lists, because Horovod would take a report for the request of a
-  // tensor. Returns true if another rank has failed and asks for a shutdown.
+  // Reads the reports in the other ranks' request lists, and removes them, because Horovod would mistake a report for
+  // the request of a tensor. Returns true if another rank has failed and asks for a shutdown.
   bool TakeReports(std::vector<hvd::RequestList>& ready, Time now);
   // Records that a rank has failed, and why. The next call of Decide returns a closing that tells all ranks.
   void NoteFailure(Rank rank, const std::string& failure);
-  // Returns the closings of this cycle. `own` is the report of this rank. If `own` is null, no round closes. `joined`
-  // says that this rank has joined.
+  // Returns the closings of this cycle. `own` is the report of this rank. If `own` is null, no round closes.
+  // `joined`: true if this rank has joined.
   std::vector<Closing> Decide(const Report* own, bool joined, Time now);
   // Returns the requests of a closed round: one for each rank, even for a joined rank, because Horovod reads the device
   // of a rank from its request. The requests agree with each other, so Horovod never refuses them.
@@ -68,7 +68,7 @@ class Coordination {
   hvd::HorovodGlobalState* state_ = nullptr;
   std::vector<bool> joined_;               // for each rank: true if it has joined
   std::map<Rank, int> join_devices_;       // for each joined rank: the device of the zeros that it contributes
-  std::string failures_;                   // which ranks have failed, and why; empty once Decide has told it
+  std::string failures_;                   // which ranks have failed, and why; empty once Decide has reported it
   std::vector<Grants> grants_;             // which ranks may begin which micro-batches; empty if unchanged
   std::map<std::string, Closing> closed_;  // the closings of this cycle, by the buckets' names in messages
   Time last_watch_{0};

@@ -23,7 +23,7 @@ class CycleRecord {
   // if an operation other than an allreduce has ended meanwhile.
   void Handed(Time now);
   void Decided(const std::vector<Closing>& closings, const Coordination& coordination, Time now) const;
-  // Records that an allreduce has ended. `everyone`: all ranks of the process set reduced together, not in groups.
+  // Records that an allreduce has ended. `everyone`: true if all ranks reduced together, not in groups.
   void Reduced(const std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response, Time begin,
                bool everyone);
 
@@ -32,7 +32,7 @@ class CycleRecord {
   const std::int32_t process_set_id_;
   const std::shared_ptr<recording::Recorder> recorder_;
   std::int64_t sequence_ = 0;  // the number of the next allreduce, which is the same on all ranks
-  std::size_t known_ = 1;      // how many rows of Horovod's tensor table were counted; one row is always ours
+  std::size_t known_ = 1;      // how many tensors of Horovod's table were counted before; one is ours, for the shutdown
 };
 
 }  // namespace horovod_partial::attach

@@ -17,13 +17,13 @@ class Entries {
   Entries(hvd::Controller& controller, std::int32_t process_set_id, const Engine& engine)
       : controller_(controller), process_set_id_(process_set_id), engine_(engine) {}
 
-  // Adds this rank's part of a round to Horovod's tensor table. After the reduction `finished` is called with its error
-  // or an empty text (not if this rank takes no part). Throws std::logic_error if the table already has the bucket.
+  // Adds this rank's part of a round to Horovod's tensor table. When the reduction has ended, calls `finished` with an
+  // error or an empty text, but not if this rank takes no part. Throws std::logic_error if the table has the bucket.
   void Add(const std::string& bucket, const BucketConfig& config, const Bucket::Entry& entry,
            std::function<void(const std::string& error)> finished);
   // Adds zeros for a bucket to Horovod's tensor table, unless the table already has the bucket. So this rank takes part
-  // in a round without a contribution: the bucket has failed on this rank or is refused, or other ranks began to use it
-  // while this rank had joined. Nobody reads the result. Throws EngineError if there is no memory for the zeros.
+  // in a round without a contribution. Causes: the bucket has failed on this rank, its round is refused, or other ranks
+  // began to use it while this rank had joined. Nobody reads the result. Throws EngineError if there is no memory.
   void AddZeros(const std::string& bucket, hvd::DataType type, std::int64_t elements, int device);
   // Adds zeros for each bucket in `responses` that Horovod's tensor table lacks, because Horovod looks up each of them.
   void AddWhatIsMissing(const hvd::ResponseList& responses);

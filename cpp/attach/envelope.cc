@@ -8,7 +8,7 @@ namespace {
 const std::string kPrefix = "horovod_partial/";
 // The name of a request that holds a report begins with kReport. A bucket's name in messages begins with kPrefix.
 const std::string kReport = "horovod_partial\n";
-const std::string kAgreement = "allreduce.horovod_partial.agreement.";  // begins as names of PyTorch's allreduces do
+const std::string kAgreement = "allreduce.horovod_partial.agreement.";  // Horovod names PyTorch's allreduces like this
 // The name of the response that says which micro-batches ranks may begin. No bucket has this name.
 constexpr const char* kGrants = "horovod_partial.grants";
 
@@ -37,7 +37,7 @@ bool IsAgreement(const std::string& name) { return StartsWith(name, kAgreement);
 
 std::string BucketName(const std::string& wire_name) { return wire_name.substr(kPrefix.size()); }
 
-// Horovod's own reduce operations have values up to 5, and the enumeration can hold values up to 7.
+// Horovod's own reduce operations have the values 0 to 5. The enumeration can hold values up to 7, so 7 is free.
 hvd::ReduceOp TravellingSum() { return static_cast<hvd::ReduceOp>(7); }
 
 hvd::Request Enclose(const Report& report, Rank rank) {

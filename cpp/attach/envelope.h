@@ -13,7 +13,7 @@ namespace horovod_partial::attach {
 // Returns the name that a bucket has in Horovod's messages and timeline: a prefix, then the name of the bucket.
 std::string WireName(const std::string& bucket);
 bool IsOurs(const std::string& wire_name);
-bool IsOurs(const hvd::Response& response);  // checks one tensor: Horovod fuses buckets only with buckets
+bool IsOurs(const hvd::Response& response);  // checks the first tensor: Horovod fuses buckets only with buckets
 bool HasOurs(const hvd::ResponseList& responses);
 std::string BucketName(const std::string& wire_name);
 
@@ -41,7 +41,7 @@ hvd::Response Enclosed(const std::vector<Grants>& grants);
 std::vector<Grants> TakeGrants(hvd::ResponseList& responses);
 
 // Turns the responses of buckets into ordinary sums, so that Horovod can execute them. The list of devices keeps one
-// element more than there are ranks, so Horovod caches no such response. Horovod also finds NCCL's communicator by it.
+// element more than there are ranks, so Horovod does not cache them. Horovod finds NCCL's communicator by this list.
 void Unwrap(hvd::ResponseList& responses, int size);
 
 }  // namespace horovod_partial::attach

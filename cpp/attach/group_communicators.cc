@@ -10,7 +10,7 @@ namespace horovod_partial::attach {
 #if HAVE_NCCL
 namespace {
 
-// The last element of each list under which Horovod keeps a group's NCCL communicator. No list of devices has it.
+// Horovod keeps NCCL communicators under lists of devices. The list of a group ends with this number, no device's.
 constexpr std::int32_t kGroupKey = -2;
 
 }  // namespace
@@ -44,7 +44,7 @@ hvd::Status GroupCommunicators::Execute(const std::vector<Closing>& closings,
       status = ReduceInGroup(members, entries, response, carrier, operation, reduce);
     } else {
 #if HAVE_GPU
-      // NCCL does not reduce here. Go to Horovod's next NCCL stream, because all ranks must be at the same one.
+      // A reduction by NCCL ends with a step to Horovod's next NCCL stream. A rank that uses no NCCL must step, too.
       if (response.devices()[0] != CPU_DEVICE_ID)
         state_.current_nccl_stream = (state_.current_nccl_stream + 1) % state_.num_nccl_streams;
 #endif
@@ -71,7 +71,7 @@ hvd::Status GroupCommunicators::ReduceInGroup(const Members& members,
 #endif
 #if HAVE_NCCL
   if (carrier == Carrier::kNccl) {
-    hvd::Response mine = response;  // a copy: Horovod finds NCCL's communicator by its devices
+    hvd::Response mine = response;  // a copy with other devices, by which Horovod finds NCCL's communicator
     std::vector<std::int32_t> devices = members;
     for (const Rank member : members) devices.push_back(response.devices()[static_cast<std::size_t>(member)]);
     devices.push_back(kGroupKey);
@@ -107,8 +107,8 @@ void GroupCommunicators::Use(const Partition& partition, Carrier carrier) {
       const auto it = made_.find(evicted);
       if (it == made_.end()) continue;
 #if HAVE_MPI
-      // All members of a communicator must call MPI_Comm_free, and they all do so at the same response. (When the
-      // program ends, MPI frees the communicators that still exist.)
+      // All members of a communicator must call MPI_Comm_free. They do, because all ranks evict a group at the same
+      // response. (When the program ends, MPI frees the communicators that still exist.)
       if (it->second.mpi != MPI_COMM_NULL) MPI_Comm_free(&it->second.mpi);
 #endif
       made_.erase(it);

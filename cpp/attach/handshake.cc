@@ -111,7 +111,7 @@ std::shared_ptr<Session> Introduce(Attached& attached) {
   if (!missing.empty())
     throw AttachError("the hooks " + missing + " did not run on rank " + std::to_string(global->engine().rank()) +
                       "; is another plugin attached to this Horovod?");
-  global->recorder()->SetRun(sums[kMilliseconds] / sums[kRanks]);  // the run's number: the mean of all clocks
+  global->recorder()->SetRun(sums[kMilliseconds] / sums[kRanks]);  // the run's number: the mean of all ranks' clocks
   std::atomic_store(&attached.recorder, global->recorder());
   global->handshaken = true;
   return global;

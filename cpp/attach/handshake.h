@@ -13,7 +13,7 @@
 
 namespace horovod_partial::attach {
 
-// The OpContext of the handshake's allreduce. By its type our Execute recognises that allreduce.
+// The OpContext of the handshake's allreduce. By this type our hook `Execute` recognises the allreduce.
 class HandshakeContext final : public BucketContext {
  public:
   explicit HandshakeContext(bool waits_are_told) : BucketContext(Memory::Host()), waits_are_told_(waits_are_told) {}
@@ -21,7 +21,7 @@ class HandshakeContext final : public BucketContext {
   // Called on Horovod's thread when the handshake's allreduce has ended. All ranks call this in the same cycle, with
   // the same sums. So from the next cycle on, either all ranks send messages of ours, or none does.
   void Ended(hvd::HorovodGlobalState& state, const std::int64_t* sums);
-  // For the application's thread, after the allreduce. Returns Horovod's state, or null if our Execute did not run.
+  // Called by the application's thread after the allreduce. Returns Horovod's state, or null if our hook did not run.
   hvd::HorovodGlobalState* state() const { return state_; }
 
  private:

@@ -16,7 +16,7 @@ namespace {
 
 // The functions of Horovod that hooks have replaced, by virtual table and hook. Two Horovod libraries in one process
 // mostly share the tables of the library that was loaded first. If each has tables of its own, the hooks are in both.
-std::mutex originals_mutex;  // guards the map in Originals; no lock is taken while it is held
+std::mutex originals_mutex;  // guards the map in Originals; no other lock is taken while it is held
 std::map<std::pair<const void*, const void*>, void*>& Originals() {
   // The map of replaced functions is never destroyed, because Horovod's thread may outlive main.
   static auto* originals = new std::map<std::pair<const void*, const void*>, void*>;
@@ -34,7 +34,7 @@ Function* OriginalOf(Function* hook, const Object* object) {
 // --- Hooks
 // All hooks run on Horovod's background thread.
 
-// Returns the session of a controller, or null if there is none. Throws if Horovod's loop must end.
+// Returns the session of a controller, or null. Throws if a reduction has failed, because Horovod's loop must then end.
 std::shared_ptr<Session> Enter(hvd::Controller& controller) {
   auto session = SessionsOfProcess().FindForHook(controller);
   if (session != nullptr) session->EndIfBroken();
@@ -88,7 +88,7 @@ hvd::Status Execute(hvd::AllreduceOp* operation, std::vector<hvd::TensorTableEnt
   hvd::HorovodGlobalState& state = *static_cast<AllreduceAccess*>(operation)->global_state_;
   const auto session = SessionsOfProcess().Find(*state.process_set_table.Get(entries[0].process_set_id).controller);
   constexpr bool kBreaks = carrier == Carrier::kGloo;
-  if (session != nullptr) session->EndIfBroken();  // if this throws, Horovod reports an error for the tensors
+  if (session != nullptr) session->EndIfBroken();  // if EndIfBroken throws, Horovod fails the tensors with this error
   try {
     const bool knows = session != nullptr && session->ready();
     hvd::Status status = knows ? session->Execute(*operation, entries, response, carrier, reduce) : reduce(response);
@@ -96,13 +96,13 @@ hvd::Status Execute(hvd::AllreduceOp* operation, std::vector<hvd::TensorTableEnt
       if (auto* handshake = dynamic_cast<HandshakeContext*>(entry.context.get()); handshake != nullptr && status.ok())
         handshake->Ended(state, static_cast<const std::int64_t*>(entry.output->data()));
     return status;
-  } catch (const std::runtime_error& error) {  // such as an error of Gloo; bad input is a std::logic_error
+  } catch (const std::runtime_error& error) {  // Gloo's errors are of this type; for bad input it is std::logic_error
     if (kBreaks && session != nullptr) session->Break(error.what());
     throw;
   }
 }
 
-// --- Slots of virtual tables, which the hooks fill
+// --- Functions that find the slots for the hooks in Horovod's virtual tables
 
 // The mangled name of a function that takes std::string depends on the string ABI of the framework.
 #if _GLIBCXX_USE_CXX11_ABI
@@ -163,7 +163,7 @@ void InstallHooks(const Library& library) {
     std::lock_guard<std::mutex> lock(originals_mutex);
     for (const auto& [slot, hook] : prepared) Originals()[{slot.table(), hook}] = slot.original();
   }
-  for (const auto& [slot, hook] : prepared) slot.Set(hook);  // changes the tables, after all that can fail
+  for (const auto& [slot, hook] : prepared) slot.Set(hook);  // changes the tables, after everything that can fail
   for (const auto& [slot, hook] : prepared) slot.Seal();
 }
 

@@ -74,10 +74,10 @@ void** Library::VirtualTable(const std::string& class_name) const {
 }
 
 Slot::Slot(const Library& library, const std::string& class_name, const std::string& method, const void* hook) {
-  constexpr std::size_t kFirstFunction = 2;  // functions come after the object's offset and its type information
+  constexpr std::size_t kFirstFunction = 2;  // a virtual table has an offset and type information before its functions
   void** table = library.VirtualTable(class_name);
   table_ = table + kFirstFunction;
-  // The virtual table may lie in another library, and then holds that library's function. So look up `method` there.
+  // A virtual table may lie in another library, and then holds functions of that one. So look up `method` in that one.
   Dl_info owner;
   void* symbol = nullptr;  // the symbol of the table, which tells how long the table is
   if (dladdr1(table, &owner, &symbol, RTLD_DL_SYMENT) == 0 || owner.dli_fname == nullptr || symbol == nullptr)

@@ -33,7 +33,7 @@ void MakeNcclGroup(hvd::AllreduceOp& operation, hvd::ProcessSet& process_set, Ra
 #if HAVE_GLOO
   const Instead gloo(process_set.gloo_context.cross_ctx, process_set.gloo_context.ctx);
 #endif
-  nccl.gpu_op_context_.InitGPU(entries);  // NCCL takes the device that is current in this thread
+  nccl.gpu_op_context_.InitGPU(entries);  // sets this thread's current GPU, because NCCL takes that GPU
   hvd::NCCLOpContext across(nccl.nccl_context_, &state, hvd::Communicator::CROSS);
   across.InitNCCLComm(entries, devices);
 }

@@ -22,30 +22,30 @@ class Outstanding {
   // Returns the name of an outstanding collective of Horovod's own, or an empty text. The answer stays the same until
   // that collective has ended, or a join begins. Any thread may call this.
   std::string Find();
-  // Must be called before Horovod destroys its tensor queue. Afterwards it is not used. The caller may hold its lock.
+  // Call this before Horovod destroys its tensor queue: then Find uses it no more. The queue's lock may be held.
   void Leave();
 
  private:
   QueueAccess& queue_;
-  std::mutex mutex_;  // guards left_ and found_; while it is held and left_ is false, Horovod's queue exists
+  std::mutex mutex_;  // guards `left_` and `found_`; while it is held and `left_` is false, Horovod's queue exists
   bool left_ = false;
   std::string found_;
 };
 
-// Measures how long a collective of Horovod's own has been outstanding: after a while this rank is out of training.
-// Watches one collective, in any process set. When that one has ended, watches another.
+// Measures how long a collective of Horovod's own is outstanding. If it is long, this rank may be out of training.
+// Watches one collective at a time, in any process set. When that one has ended, watches another.
 class OutstandingWatch {
  public:
-  // Returns since when the watched collective has been outstanding, or kNever. The background thread must call this in
-  // each cycle.
+  // Returns when the watched collective was first seen, or kNever if none is outstanding. The background thread must
+  // call this in each cycle.
   Time Since(hvd::HorovodGlobalState& state, Time now);
-  // Returns how often the collective of Horovod that this rank waits for has changed, to another one or to none. Any
-  // thread may call this.
+  // Returns how often the watched collective has changed, to another one or to none. By this number the heartbeat
+  // monitor tells waits apart. Any thread may call this.
   std::uint64_t changes() const { return changes_; }
 
  private:
   std::string name_;                       // the name of the watched collective; empty if none is watched
-  std::weak_ptr<hvd::OpContext> context_;  // tells the collective from a later one of its name; a barrier has none
+  std::weak_ptr<hvd::OpContext> context_;  // tells the collective from later ones of its name; null for a barrier
   Time since_ = kNever;
   std::atomic<std::uint64_t> changes_{0};
 };

@@ -62,14 +62,14 @@ void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_
   WatchForShutdown();
 }
 
-// Makes a thread close the buckets when Horovod shuts down. The callback must not close them itself, because Horovod
-// calls it with its tensor queue locked.
+// When Horovod shuts down, it calls a callback of ours, and this starts a thread that closes the buckets. The callback
+// must not close the buckets itself, because Horovod holds the lock of its tensor queue during the call.
 void Session::WatchForShutdown() {
   entries_->AddForShutdown([session = weak_from_this()](const std::string& reason) {
     const auto self = session.lock();
     if (self == nullptr) return;
     self->outstanding_.Leave();
-    // The thread must read nothing global, because the process may be about to end.
+    // This thread must use no global objects, because the process may be about to end.
     std::thread([self, reason] { self->engine_.Close(reason); }).detach();
   });
 }
@@ -90,7 +90,7 @@ Coordination::Statistics Session::StatisticsOfCoordinator() const {
 }
 
 // Runs the body of a hook. An exception that leaves a hook would end Horovod's loop, and the other ranks would fail
-// without the reason. So exceptions are caught here, and all ranks shut down in good order.
+// without the reason. So this function catches exceptions, and all ranks shut down in good order.
 void Session::Guard(const char* hook, const std::function<void()>& body) {
   try {
     body();
@@ -132,14 +132,14 @@ void Session::Tick(std::vector<long long>& status_bits) {
     }
     if (cycle) status_bits[0] &= ~kUncachedInQueue;
   });
-  // A failed rank makes this cycle negotiate, because only then messages tell the other ranks why the job ends.
+  // A failed rank asks for a shutdown, and makes this cycle negotiate, so that messages can say why the job ends.
   if (failed_) status_bits[0] &= ~(kUncachedInQueue | kShouldShutDown);
 }
 
 // Makes the next kShortCycles cycles short after a cycle that negotiates. Otherwise half of Horovod's cycle time passes
-// before an arrival is noticed, which matters where ranks take turns at small tensors. All ranks shorten the same
-// cycles, because a rank that sleeps holds up the cycles of all ranks. Only a few cycles are short, so an idle job or a
-// long wait costs no more than without them. A cycle time that the user has set is kept.
+// before an arrival is noticed. That matters if ranks take turns at small tensors. All ranks shorten the same cycles,
+// because a rank that sleeps holds up the cycles of all ranks. Only a few cycles are short, so an idle job or a long
+// wait costs no more than before. If the user has set a cycle time, no cycle is shortened.
 void Session::AfterTick(const std::vector<long long>& status_bits) {
   if (state_ == nullptr || process_set_id_ != 0 || keeps_cycle_time_) return;
   const bool negotiates = (status_bits[0] & kUncachedInQueue) == 0;
@@ -148,7 +148,7 @@ void Session::AfterTick(const std::vector<long long>& status_bits) {
   hvd::HorovodGlobalState& state = *state_;
   const auto usual = std::chrono::duration<double, std::milli>(state.parameter_manager.CycleTimeMs());
   const auto saved = std::chrono::duration_cast<Time>(usual) - kShortCycle;
-  if (saved > Time(0)) state.last_cycle_start -= saved;  // Horovod sleeps until one cycle time after this time
+  if (saved > Time(0)) state.last_cycle_start -= saved;  // Horovod sleeps until last_cycle_start plus the cycle time
 }
 
 void Session::BeforeSendReady(hvd::RequestList& requests) {
@@ -179,7 +179,7 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
     if (failed_ && !failure_.empty()) coordination_->NoteFailure(0, failure_);
     const bool fails = coordination_->TakeReports(ready, now) || failed_;
     const bool joined = process_set_->joined;
-    // If a rank has failed, nothing is decided, because that rank could only contribute zeros.
+    // If a rank has failed, no round closes in this cycle, because that rank could only contribute zeros.
     std::optional<Report> own;
     if (!fails) own = engine_.BuildReport(now, ForeignSince(now), joined);
     std::vector<Closing> closings = coordination_->Decide(own ? &*own : nullptr, joined, now);
@@ -195,7 +195,7 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
       for (const std::int64_t dimension : request.tensor_shape()) elements *= dimension;
       entries_->AddZeros(closing.bucket, request.tensor_type(), elements, request.device());
     }
-    // From here on nothing may fail, because Horovod reduces the rounds in this cycle.
+    // From this call of Add on nothing may fail, because Horovod then reduces the rounds in this cycle.
     coordination_->Add(std::move(closings), std::move(rows), ready_to_reduce);
   });
 }
@@ -218,7 +218,7 @@ void Session::AfterSendFinal(hvd::ResponseList& responses) {
   if (!HasOurs(responses)) return;
   Guard("SendFinalTensors", [&] {
     const std::vector<Grants> grants = TakeGrants(responses);
-    OpenAll(responses);  // keeps the groups; the result is not used: rank 0 has begun these rounds
+    OpenAll(responses);  // notes the groups of the rounds; rank 0 has begun these rounds, and needs no closings
     engine_.Hear(grants);
   });
   coordination_->EndCycle();

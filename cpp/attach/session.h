@@ -85,7 +85,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   void Break(const std::string& error) { broken_ = error; }
   void EndIfBroken() const;
 
-  // --- Implementation of Collectives
+  // --- Implementation of the interface Collectives
   void Place(const std::shared_ptr<SharedBucket>& bucket, const std::string& name, const BucketConfig& config,
              const Bucket::Entry& entry) override;
   bool Alive() const override;
@@ -122,7 +122,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   // --- Members that only Horovod's background thread uses
   std::string broken_;                      // the error after which nothing can be reduced; empty without one
   std::string failure_;                     // the error of a hook, which is sent to the other ranks
-  std::map<std::string, Closing> grouped_;  // by name in messages: closings with groups, until they are executed
+  std::map<std::string, Closing> grouped_;  // closings with groups that Horovod has not executed, by name in messages
   std::optional<GroupCommunicators> communicators_;
   std::optional<Entries> entries_;
   std::optional<CycleRecord> record_;

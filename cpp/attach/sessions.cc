@@ -18,7 +18,7 @@ void Sessions::Begin(hvd::Controller& controller) {
     }
     sessions_[&controller] = std::make_shared<Session>(controller, thresholds_);
   }
-  for (const auto& session : over) session->Retire();  // mutex_ is not held, because Retire runs callbacks
+  for (const auto& session : over) session->Retire();  // `mutex_` is not held, because Retire runs callbacks
 }
 
 std::shared_ptr<Session> Sessions::Find(hvd::Controller& controller) const {
@@ -51,7 +51,7 @@ void Sessions::Introduce(hvd::HorovodGlobalState& state, bool waits_are_told) {
     states_.emplace(&state, waits_are_told);
   }
   const auto global = Find(*state.process_set_table.Get(0).controller);
-  if (global == nullptr || global->ready()) return;  // null: Horovod was initialised before the hooks were installed
+  if (global == nullptr || global->ready()) return;  // no session exists if Horovod was initialised before the hooks
   const Engine& engine = global->engine();
   const auto recorder = std::make_shared<recording::Recorder>(
       recording::Recorder::Origin{engine.rank(), engine.size()},
@@ -74,7 +74,7 @@ void Sessions::SetThresholds(const Engine::Thresholds& thresholds) {
 }
 
 Sessions& SessionsOfProcess() {
-  static auto* sessions = new Sessions;  // never freed, because Horovod's thread may outlive static objects
+  static auto* sessions = new Sessions;  // the object is never freed: Horovod's thread may outlive static objects
   return *sessions;
 }
 

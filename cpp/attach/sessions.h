@@ -14,11 +14,11 @@ class Sessions {
  public:
   // Called when Horovod initialises a controller. Ends the controller's earlier session, and begins a new one.
   void Begin(hvd::Controller& controller);
-  // Returns null if the controller has no session, or is gone. Any thread may call this.
+  // Returns the session of a controller, or null if the controller has none or is gone. Any thread may call this.
   std::shared_ptr<Session> Find(hvd::Controller& controller) const;
-  // Does what Find does, for hooks on Horovod's thread. Also gives Horovod's state to the session, if the process set
-  // was added after the handshake. While Horovod's table of process sets is used, `mutex_` is not held: Horovod calls
-  // DoInitialization with that table locked, and the hook in its place locks `mutex_`.
+  // Finds the session of a controller, for hooks on Horovod's thread. Gives Horovod's state to the session, if its
+  // process set was added after the handshake. Does not hold `mutex_` while it uses Horovod's table of process sets:
+  // Horovod locks this table when it calls DoInitialization, and our hook of DoInitialization locks `mutex_`.
   std::shared_ptr<Session> FindForHook(hvd::Controller& controller) const;
   // Called on Horovod's thread when all ranks have shaken hands. Gives Horovod's state to the sessions of this
   // generation, which lets their hooks work. The state has the same address in every later generation.
@@ -35,7 +35,7 @@ class Sessions {
 
   mutable std::mutex mutex_;  // guards `sessions_`, `states_` and `thresholds_`
   std::map<hvd::Controller*, std::shared_ptr<Session>> sessions_;
-  std::map<hvd::HorovodGlobalState*, bool> states_;  // `waits_are_told` of each Horovod that has shaken hands
+  std::map<hvd::HorovodGlobalState*, bool> states_;  // for each Horovod that had a handshake: `waits_are_told`
   Engine::Thresholds thresholds_;
 };
 

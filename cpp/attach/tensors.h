@@ -59,7 +59,7 @@ class FusionBuffer final : public hvd::PersistentBuffer {
 
 // An OpContext that provides memory for Horovod's fusion buffer. Horovod asks the context of a fused response's first
 // tensor for the buffer, and keeps one buffer for each framework. This context says that its framework is PyTorch,
-// because Horovod's buffer for PyTorch does not use any context after it was made.
+// because Horovod's buffer for PyTorch can be used with the context of any tensor.
 class BucketContext : public hvd::OpContext {
  public:
   explicit BucketContext(Memory& memory) : memory_(memory) {}

@@ -135,8 +135,8 @@ std::optional<Handle> Collect(const std::string& library, std::int32_t process_s
   return Handle(std::move(session), std::move(bucket), std::move(operation));
 }
 
-// Takes the oldest round of a family that this rank can take. `pointers` has memory for the result of each bucket.
-// Returns the number of gradients in the round, or nothing if there is no such round.
+// Takes the oldest untaken round of a family. `pointers` has memory for the result of each bucket. Returns the number
+// of gradients in the round, or nothing if this rank can take no round.
 std::optional<int> TakeRound(Engine& engine, const Family& names, const std::vector<std::uintptr_t>& pointers) {
   std::vector<Member> family;
   for (std::size_t i = 0; i < names.size(); ++i) family.push_back({names[i], reinterpret_cast<void*>(pointers.at(i))});
@@ -203,8 +203,8 @@ py::dict Statistics(const std::string& library, std::int32_t process_set) {
   return result;
 }
 
-// Makes a Python function that calls `ask` with the engine of a process set, without the interpreter's lock. If this
-// rank has no session, the Python function returns the default value of its result type.
+// Makes a Python function that calls `ask` with this rank's Engine of a process set, without the interpreter's lock. If
+// this rank has no session, the Python function returns the default value of its result type.
 template <class Result, class... Arguments>
 auto IfThere(Result (*ask)(Engine&, Arguments...)) {
   return [ask](const std::string& library, std::int32_t process_set, Arguments... arguments) {
@@ -272,7 +272,7 @@ PYBIND11_MODULE(_attach, m) {
       .def_property_readonly("was_needed", &FlushOfSet::WasNeeded)
       .def("end", &FlushOfSet::End, released);
 
-  py::module_::import("horovod_partial._core");  // because _core defines BucketSpec
+  py::module_::import("horovod_partial._core");  // BucketConfig needs the class BucketSpec, which _core defines
   py::class_<BucketConfig>(m, "BucketConfig")
       .def(py::init([](const BucketSpec& spec, int type, std::vector<std::int64_t> shape, int device) {
              return BucketConfig{spec, &attach::MemoryOf(device), static_cast<DataType>(type), std::move(shape)};

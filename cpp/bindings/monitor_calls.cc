@@ -25,8 +25,8 @@ namespace {
 // How long to wait until standard error can be written. A launcher that is stopped does not read it.
 constexpr std::chrono::seconds kWritePatience(1);
 
-// Returns a function that ends this process at once. If a rank is missing, Horovod's thread is blocked for ever, so no
-// orderly end is possible. First the function kills the missing rank's process, if that is on this host, because a
+// Returns a function that ends this process at once. If a rank gives no sign of life, Horovod's thread is blocked for
+// ever, so no orderly end is possible. First the function kills that rank's process, if it is on this host, because a
 // stopped process does not react to its launcher.
 std::function<void(Rank)> EndWithoutRank(Rank rank, heartbeat::Seconds limit, const std::map<Rank, pid_t>& neighbours) {
   auto processes = std::make_shared<std::map<Rank, heartbeat::Neighbour>>();
@@ -64,7 +64,7 @@ heartbeat::Calls MonitorCalls(Rank rank, const heartbeat::Limits& limits, const 
     };
     try {
       std::thread(say).detach();
-    } catch (const std::system_error&) {  // too many threads: nothing is logged, and the job goes on
+    } catch (const std::system_error&) {  // there are too many threads: nothing is logged, and the job goes on
     }
   };
   return calls;

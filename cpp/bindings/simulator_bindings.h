@@ -1,4 +1,4 @@
-// The simulator, for Python.
+// Makes the simulator available to Python.
 #pragma once
 
 #include <pybind11/pybind11.h>

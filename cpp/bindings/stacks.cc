@@ -17,7 +17,7 @@
 namespace horovod_partial {
 namespace {
 
-constexpr unsigned kCloseOnExec = 1;  // MFD_CLOEXEC, which older headers lack
+constexpr unsigned kCloseOnExec = 1;  // the value of MFD_CLOEXEC, which older headers do not define
 
 bool HasHandler(int signal) {
   struct sigaction action{};
@@ -57,7 +57,7 @@ class Stillness {
         lock.unlock();
         PyGILState_Release(python);
       }).detach();
-    } catch (const std::system_error&) {  // there are too many threads
+    } catch (const std::system_error&) {  // no more threads: the stacks are read without the interpreter's lock
       return;
     }
     std::unique_lock<std::mutex> lock(state_->mutex);

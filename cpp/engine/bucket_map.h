@@ -19,7 +19,7 @@ using Buckets = std::vector<std::shared_ptr<SharedBucket>>;
 // The names of the buckets of one optimizer. The rounds of these buckets are applied together, in one step.
 using Family = std::vector<std::string>;
 
-// Any thread may call these functions. If the caller must hold a bucket's lock, the comment of the function says so.
+// Any thread may call functions of this class. If it must hold a bucket's lock, the function's comment says so.
 class BucketMap {
  public:
   explicit BucketMap(Surroundings& surroundings) : surroundings_(surroundings) {}
@@ -28,8 +28,8 @@ class BucketMap {
   // another configuration, or if its tensor has too many elements for Horovod. Throws EngineError if this generation of
   // Horovod has ended, or if contributions or results of this rank have been lost.
   std::shared_ptr<SharedBucket> Declare(const std::string& name, const BucketConfig& config);
-  // Puts a bucket back into the map if it has ended since this rank declared it. Called with the bucket's lock held,
-  // before round 0 of the bucket.
+  // Puts a bucket back into the map of buckets if it has ended since this rank declared it. Called with the bucket's
+  // lock held, before round 0 of the bucket.
   void Enter(const std::shared_ptr<SharedBucket>& bucket);
   // Removes a bucket from the map. Called with the bucket's lock held.
   void Forget(const SharedBucket& bucket);

@@ -72,7 +72,7 @@ bool Engine::WantsCycle(Time now, Time foreign_since) {
 
 Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   EndIfDeadlocked();
-  ArriveWhatIsReady();  // needed here too, because a report may be built without a call of WantsCycle before
+  ArriveWhatIsReady();  // WantsCycle calls this too, but a report may be built without a call of WantsCycle
   surroundings_.news = false;
   if (const std::uint64_t departures = Owner::Departures(); std::exchange(departures_, departures) != departures)
     buckets_.ForgetOwnersThatLeft();
@@ -185,7 +185,7 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
       bucket->update = closing.round + 1;
       bucket->updates += closing.gradients() > 0 ? 1 : 0;
     }
-    if (joined || !bucket->poison.empty()) {  // Horovod sends zeros for this rank
+    if (joined || !bucket->poison.empty()) {  // this rank submits nothing, so Horovod sends zeros for it
       if (joined) bucket->core.LeaveOut(closing.round + 1);
       if (closing.ends) End(*bucket, calls);
       continue;
@@ -209,8 +209,9 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
   flush_.Release();
 }
 
-// Ends a bucket that the coordinator has refused. Its arrival fails, and its name is free again on every rank. A flush
-// that waits fails too: it cannot deliver what was pending in the bucket. Called with the bucket's lock held.
+// Ends a bucket that the coordinator has refused. This rank's arrival at it fails, and its name is free again on every
+// rank. A flush that waits fails too: it cannot deliver what was pending in the bucket. Called with the bucket's lock
+// held.
 void Engine::Refuse(SharedBucket& bucket, const std::string& error, Calls& calls) {
   if (bucket.core.declared()) {
     surroundings_.in_use -= bucket.Counts();

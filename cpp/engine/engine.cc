@@ -10,7 +10,8 @@
 namespace horovod_partial {
 namespace {
 
-constexpr std::chrono::milliseconds kFarewellPatience(1000);  // enough for a cycle, unless a rank is stopped
+// How long a failing rank waits until its failure is reported. A cycle is enough, unless another rank is stopped.
+constexpr std::chrono::milliseconds kFarewellPatience(1000);
 
 }  // namespace
 
@@ -103,7 +104,7 @@ std::shared_ptr<Operation> Engine::Collect(const std::shared_ptr<SharedBucket>& 
   }
   try {
     bucket->Wait(*operation, false);
-  } catch (...) {  // after an interrupted wait `output` may be gone when the round ends: the results stay missed
+  } catch (...) {  // `output` may be gone when the round ends, so an interrupted wait leaves the results missed
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (bucket->operation == operation) bucket->operation = nullptr;
     throw;

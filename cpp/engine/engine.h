@@ -34,8 +34,8 @@ struct BucketSnapshot {
   BucketStatistics statistics;
   std::size_t bytes_held;
   bool pending;       // true if this rank has a late contribution to deliver
-  int missed_rounds;  // the number of missed rounds on this rank
-  Round completed;    // the number of rounds that have ended on this rank
+  int missed_rounds;  // the number of missed rounds whose results this rank has not taken
+  Round completed;    // the number of the bucket's rounds that have ended on this rank
   bool unsettled;  // true if an optimizer owns the bucket, and this rank has pending gradients or missed results of the
                    // bucket
 };
@@ -51,9 +51,11 @@ class Engine {
          std::shared_ptr<PossibleArrivals> arrivals = std::make_shared<PossibleArrivals>(),
          std::shared_ptr<FirstFailure> first_failure = std::make_shared<FirstFailure>());
 
-  // Sets the recorder, and the number of this process set in the recording. Call this before any other function.
+  // Sets the recorder of arrivals, waits and results, and the number of this process set in the recording. Call this
+  // before any other function of Engine.
   void SetRecorder(std::shared_ptr<recording::Recorder> recorder, int process_set);
-  // `told`: true if the front end tells which threads wait for Horovod's own collectives. Call this at the start.
+  // Sets whether the front end (of PyTorch, say) tells which threads wait for Horovod's own collectives. Call this at
+  // the start of the session.
   void SetWaitsAreTold(bool told) { waits_are_told_ = told; }
 
   // --- Functions that the application's threads call:
@@ -64,7 +66,8 @@ class Engine {
     return buckets_.Declare(name, config);
   }
   // Sets the owner of a bucket, such as an optimizer, even before the bucket is declared. When all ranks' owners are
-  // gone, the ranks forget the bucket and its statistics. A contribution after its owner is gone ends the ownership.
+  // gone, the ranks forget the bucket and its statistics. If a contribution comes after its owner is gone, the bucket
+  // has no owner any more.
   void Own(const std::string& name, const std::shared_ptr<const Owner>& owner) { buckets_.Own(name, owner); }
   // Hands over a contribution. If a device still computes it, this rank arrives when the event `ready` has come. For a
   // contribution on the host, `ready` is null. `on_done` may be called before Arrive returns, but not if Arrive throws.
@@ -73,19 +76,20 @@ class Engine {
   std::shared_ptr<Operation> Arrive(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Arrival& arrival,
                                     std::shared_ptr<ReadyEvent> ready = nullptr,
                                     std::function<void(const Operation&)> on_done = nullptr, const Caller& caller = {});
-  // Returns true if the operation is done. From then on any thread may read the operation.
+  // Returns true if the operation (an arrival and its result) is done. From then on any thread may read the operation.
   bool Poll(const SharedBucket& bucket, const Operation& operation) const;
-  // Blocks until the operation is done (returns true) or `is_due` returns true (returns false). Throws EngineError.
+  // Blocks until the operation is done (returns true), or until `is_due` says that the thread has something else to do
+  // (returns false). Throws EngineError.
   bool Wait(SharedBucket& bucket, Operation& operation, const IsDue& is_due = nullptr);
 
-  // Takes the results of a bucket that this rank has missed, without an arrival. Returns null if nothing was missed, or
-  // if an operation of the bucket is outstanding. Blocks while a round of the bucket is reduced.
+  // Takes this rank's missed results of a bucket, without an arrival. Returns null if nothing was missed, or if an
+  // operation of the bucket is outstanding. Blocks while a round of the bucket is reduced.
   std::shared_ptr<Operation> Collect(const std::shared_ptr<SharedBucket>& bucket, void* output);
   // Delivers the late contributions of this rank, and does not wait for those of other ranks (docs/protocol.md, rule
-  // 8). In a family the rank also arrives at buckets with nothing pending, so that all come to the same round.
+  // 8). In a family the rank also arrives at buckets with nothing pending, so that all buckets come to the same round.
   void Deliver(const std::vector<Family>& families = {});
   // Begins to deliver this rank's late contributions to a bucket, by an arrival without a gradient. Without `open`,
-  // returns null if nothing is pending. With `open`, returns null unless that is the open round of the bucket.
+  // returns null if nothing is pending. With `open`, returns null unless the bucket's open round has that number.
   std::shared_ptr<Operation> BeginDelivery(const std::shared_ptr<SharedBucket>& bucket,
                                            std::optional<Round> open = std::nullopt);
   // Tells the other ranks why this rank's application fails. Blocks for at most a second.
@@ -119,9 +123,10 @@ class Engine {
   static std::shared_ptr<const BucketConfig> ConfigOf(const std::shared_ptr<SharedBucket>& bucket);
   // Returns the device of some bucket that lies on a device. If all buckets lie on the host, returns the host.
   int device() const;
-  // Returns how many rounds of a bucket were taken, or 0 if no such bucket exists.
+  // Returns how many rounds of a bucket were taken, or 0 if no bucket has this name.
   Round Taken(const std::string& bucket) const;
-  // Raises the iteration of this rank's model to at least `iteration`, and returns it. Returns 0 without such a bucket.
+  // Raises the iteration number of this rank's model to at least `iteration`, and returns the new number. Returns 0 if
+  // no bucket has this name.
   int CatchUp(const std::string& bucket, int iteration);
   // Returns what this rank knows of each bucket. The buckets are read one after the other, not at one moment.
   std::vector<BucketSnapshot> Snapshot() const;
@@ -153,12 +158,13 @@ class Engine {
   WorkSharing sharing_{surroundings_, buckets_, families_};
   Farewell farewell_;
 
-  // Which threads wait, by the last report (reported_) and by a later look (looked_). For the background thread only.
+  // Which threads of this rank wait: what the last report said (reported_), and what was found last (looked_). Only the
+  // background thread uses these members.
   PossibleArrivals::Away reported_;
   PossibleArrivals::Away looked_;
   Time looked_foreign_ = kNever;
   std::uint64_t departures_ = 0;  // how many owners of buckets were gone at the last report
-  std::uint64_t deadlocks_;       // how many deadlocks were handled; a higher number in FirstFailure means a new one
+  std::uint64_t deadlocks_;       // number of handled deadlocks; a higher number in FirstFailure means a new deadlock
   std::string logged_;            // the last error that was logged because no thread waited for the failed bucket
 };
 
@@ -169,7 +175,7 @@ class Engine::Flushing {
   // end. The other ranks wait while the caller has too many untaken results. A flush of kind kEnding waits until every
   // rank has ended. Throws std::invalid_argument if another thread is in a flush, and EngineError.
   Flushing(Engine& engine, Flush::Kind kind, std::vector<Family> families);
-  // Leaves the flush. If the flush is not over, it is given up.
+  // Leaves the flush. If the flush is not over, this rank gives it up.
   ~Flushing();
   Flushing(const Flushing&) = delete;
   Flushing& operator=(const Flushing&) = delete;

@@ -9,7 +9,7 @@
 namespace horovod_partial {
 namespace {
 
-// RoundsToTake makes sure that no results of a family are added up. The destructor of this class ends that.
+// RoundsToTake stops the adding up of a family's untaken results. The destructor of this class allows it again.
 class BeingTaken {
  public:
   explicit BeingTaken(const Buckets& family) : family_(family) {}
@@ -34,7 +34,7 @@ class BeingTaken {
 int Families::RoundsToTake(const Buckets& family, bool takes) const {
   int rounds = 1;
   int least = std::numeric_limits<int>::max();
-  Round before = kForEver;  // the number of rounds that the flush lets this rank take
+  Round before = kForEver;  // the number of rounds that this rank may still take in its flush
   for (const auto& bucket : family) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (takes) bucket->core.BeTaken(true);

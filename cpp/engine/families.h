@@ -18,14 +18,14 @@ struct Member {
   void* output = nullptr;
 };
 
-// Rounds that a family has taken as one step: one round normally, more if results had to be added up.
+// The rounds that a family takes as one step: one round normally, more if results had to be added up.
 struct TakenRounds {
   int rounds = 0;
-  int gradients = 0;  // the number of gradients in all buckets; if 0, there is no update
+  int gradients = 0;  // the number of gradients in the results of all buckets; if 0, there is nothing to apply
 };
 
-// Takes rounds of families. The application's threads call it. It locks one bucket at a time. That is safe, because
-// other threads can meanwhile only add newer rounds.
+// Takes rounds of families, on threads of the application. Its functions lock one bucket of a family at a time. That is
+// safe, because other threads can meanwhile only add newer rounds.
 class Families {
  public:
   Families(Surroundings& surroundings, const BucketMap& buckets, const Flush& flush)

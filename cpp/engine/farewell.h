@@ -10,10 +10,11 @@
 
 namespace horovod_partial {
 
-// This rank's farewell. It is sent in the process set of all ranks, where each rank has the number that users know.
+// This rank's last message. It is sent in the process set of all ranks, where each rank has the number that users know.
 class Farewell {
  public:
-  // The bucket name of closings with a failure as their error. A closing without an error belongs to a user's bucket.
+  // The bucket name in a closing that says why a rank fails. If a closing with this name has no error, it belongs to a
+  // user's bucket.
   static constexpr const char* kBucket = "horovod_partial.farewell";
 
   // Puts `failure` into the next report. Called on a thread of the application when the application fails.

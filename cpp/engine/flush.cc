@@ -18,7 +18,7 @@ bool Flush::Begin() {
 }
 
 bool Flush::BeginUnderLock() {
-  // The only rank of a process set is never late, so it has nothing pending.
+  // If a process set has only one rank, that rank is never late, and has nothing pending.
   const bool needed = surroundings_.size > 1 && surroundings_.in_use > 0;
   over_ = kind_;
   stage_ = needed ? Stage::kWaiting : Stage::kOver;
@@ -31,7 +31,7 @@ bool Flush::BeginUnderLock() {
 
 bool Flush::IsOver() {
   std::lock_guard<std::mutex> lock(mutex_);
-  // A flush that is over succeeds even if Horovod is shut down. Another rank may do that when all ranks have ended.
+  // A flush that is over succeeds even if Horovod is shut down. Another rank may shut it down when all have ended.
   if (stage_ == Stage::kOver && kind_ == Kind::kEnding && over_ == Kind::kFlushing) BeginUnderLock();
   if (stage_ == Stage::kOver) return true;
   if (!failure_.empty()) throw EngineError(failure_);

@@ -14,7 +14,7 @@
 namespace horovod_partial {
 
 // At most one thread of the application is in a flush. The background thread reports the flush, and begins and ends its
-// rounds. No function here blocks. The thread in the flush waits for Surroundings::changes, and then calls IsOver.
+// rounds. Functions of Flush never block. The thread in the flush waits for Surroundings::changes, then calls IsOver.
 class Flush {
  public:
   using Kind = Report::Flush;
@@ -22,9 +22,9 @@ class Flush {
   explicit Flush(Surroundings& surroundings) : surroundings_(surroundings) {}
 
   // --- Functions that the thread in the flush calls:
-  // Throws std::invalid_argument if another thread is in a flush.
+  // Records that the calling thread enters a flush. Throws std::invalid_argument if another thread is in one already.
   void Enter(Kind kind);
-  // Records that this thread waits for other ranks from now on. Returns false if there is nothing to wait for.
+  // Records that the thread in the flush waits for other ranks from now on. Returns false if no wait is needed.
   bool Begin();
   // Returns true if all ranks are in the flush and all late contributions are delivered. If this rank waits for the end
   // of all ranks, but other ranks only flushed, the wait begins anew. Throws EngineError if the flush has failed.
@@ -34,10 +34,10 @@ class Flush {
   // --- Functions that the background thread calls:
   // Returns what this cycle's report says of the flush.
   Kind ToReport();
-  // Records that `rounds` rounds of a flush have begun. `over`: the flush's kind if all its rounds have, else kNone.
+  // Records that `rounds` rounds of a flush have begun. `over`: the flush's kind if all rounds have begun, else kNone.
   void BeginRounds(int rounds, Kind over);
   void EndRound(const std::string& error);
-  // Ends the flush if this rank uses no bucket any more, because then no round closes that would end it.
+  // Ends this rank's flush if the rank uses no bucket any more, because then no round closes that could end the flush.
   void Release();
 
   // --- Functions that any thread calls:
@@ -45,7 +45,7 @@ class Flush {
   Kind waits_in() const;
   // Returns true if all rounds of the flush have begun, and the application is still in the flush.
   bool bounds() const { return stage_ >= Stage::kClosed; }
-  // Makes the present flush fail, because a bucket with late contributions for it has failed.
+  // Makes the present flush fail, because it cannot deliver what may be pending in a bucket that has failed.
   void Refuse(const std::string& error);
   // Makes the present flush and all later flushes fail.
   void Fail(const std::string& error);
@@ -65,13 +65,13 @@ class Flush {
   void StopWaiting();
 
   Surroundings& surroundings_;
-  std::mutex mutex_;  // guards the members below; may be taken under a bucket's lock, but no bucket's lock under it
-  // `stage_` and `kind_` are atomic, because a hook reads them in every cycle of Horovod, and must not wait.
+  std::mutex mutex_;  // this mutex guards the members below; it may be locked under a bucket's lock, not vice versa
+  // `stage_` and `kind_` are atomic: Horovod's background thread reads them in each cycle, and must not wait for locks.
   std::atomic<Stage> stage_{Stage::kNone};
   std::atomic<Kind> kind_{Kind::kNone};
-  Kind over_ = Kind::kNone;                             // from kClosed on: the kind of flush that all ranks were in
+  Kind over_ = Kind::kNone;                             // from stage kClosed on: the kind of flush all ranks were in
   std::shared_ptr<PossibleArrivals::Bringer> bringer_;  // the thread that waits in the flush, or null
-  int rounds_ = 0;                                      // the number of rounds of flushes that have begun and not ended
+  int rounds_ = 0;                                      // the number of running rounds that belong to flushes
   std::string refusal_;                                 // why the present flush has failed; empty if it has not
   std::string failure_;  // why the present and all later flushes fail; empty if they do not
 };

@@ -32,7 +32,7 @@ void Log(LogLevel level, Rank rank, const std::string& text) {
   std::tm parts{};
   localtime_r(&now, &parts);
   std::strftime(stamp, sizeof stamp, "%F %T", &parts);
-  // A line is written by one call, so that lines of different threads and ranks do not mix.
+  // Each line of the log is written by one call, so that lines of different threads and ranks do not mix.
   std::fprintf(stderr, "[%s] horovod_partial[%d] %s: %s\n", stamp, rank, NameOf(level), text.c_str());
 }
 

@@ -7,7 +7,7 @@
 
 namespace horovod_partial {
 
-enum class LogLevel : int { kDebug = 10, kInfo = 20, kWarning = 30, kError = 40 };  // Python's numbers for levels
+enum class LogLevel : int { kDebug = 10, kInfo = 20, kWarning = 30, kError = 40 };  // numbers of Python's log levels
 
 // Sets the lowest level of the messages that are logged. Thread-safe.
 void SetLogLevel(LogLevel level);

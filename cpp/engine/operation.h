@@ -13,14 +13,14 @@
 namespace horovod_partial {
 
 struct RoundInfo {
-  Round round = -1;       // the round whose result the caller got; the newest round if there were several
+  Round round = -1;       // the number of the round that gave the result; of several rounds, the newest
   bool late = false;      // true if the contribution goes into a later round
   int fresh = 0;          // the number of ranks of the caller's group that were on time in the round
   int gradients = 0;      // the number of gradients of the caller's group in the result
   int staleness = 0;      // the number of rounds that the caller had missed when it arrived
-  bool empty = false;     // true if no missed round had gradients, so the result is no update
+  bool empty = false;     // true if no missed round had gradients, so that there is nothing to apply
   Members members;        // the ranks that have contributed to the result
-  std::vector<int> work;  // for each contributing rank: the steps or the iteration that it reported
+  std::vector<int> work;  // for each of `members`: the number of steps or the iteration that it reported
 };
 
 // An arrival and its result. The bucket's lock guards the members until the operation is done. Then they never change.

@@ -12,7 +12,7 @@ class Owner {
   // A garbage collector may call Leave on any thread, under any lock. So Leave takes no lock and allocates no memory.
   void Leave();
   bool gone() const { return gone_; }
-  // Returns how many owners in this process are gone. If the number has changed, this rank has something to report.
+  // Returns how many owners of buckets in this process are gone. When this changes, the rank has something to report.
   static std::uint64_t Departures();
 
  private:

@@ -18,7 +18,7 @@ namespace {
 
 constexpr Round kRemembered = 8;  // the number of rounds for which a bringer is remembered
 constexpr int kSilentIntervals = 10;
-// A thread may poll a collective of Horovod's own. At longer intervals than this it may do other work in between.
+// A thread that polls a collective of Horovod's own at longer intervals than this may do other work in between.
 constexpr Time kPollGap = std::chrono::milliseconds(100);
 // Nothing tells that a thread has ended. So this rank looks again after this time which threads wait.
 constexpr Time kLongestLook = std::chrono::milliseconds(100);

@@ -45,12 +45,12 @@ class PossibleArrivals {
     Time waits_since = kNever;      // since when the bringer has waited for a round or in a flush, or kNever
     Time parked_since = kNever;     // when the bringer began to wait in a collective of Horovod's own, if known
     Time polled = kNever;           // when the bringer last polled a collective of Horovod's own that had not finished
-    Time polls_since = kNever;      // when the bringer began to poll such a collective at short intervals
+    Time polls_since = kNever;      // when the bringer began to poll Horovod's own collectives at short intervals
     const void* flushes = nullptr;  // the process set in whose flush the bringer waits (its engine's address), or null
     bool graphs = false;
   };
 
-  struct Graph;  // the buckets to which one run of a graph contributes
+  struct Graph;  // the buckets to which one run of a TensorFlow graph contributes
 
   struct Thresholds {
     // A wait for a round or in a flush is reported after this time. Most rounds end in a few cycles of Horovod, each 1
@@ -59,7 +59,7 @@ class PossibleArrivals {
     // A thread that waits for a collective of Horovod's own for this time is out of training. An ordinary collective
     // ends sooner. If a collective takes longer, the other ranks wait for this time before they go on without the rank.
     Time parked = std::chrono::milliseconds(100);
-    Time silence = std::chrono::seconds(1);  // after this time without events, a process's threads are judged together
+    Time silence = std::chrono::seconds(1);  // if nothing happens so long, a process's threads are judged together
   };
 
   // What this rank knows of collectives of Horovod's own.
@@ -71,7 +71,7 @@ class PossibleArrivals {
   // Says to which buckets of a process set this rank cannot contribute at present.
   struct Away {
     BucketSet absent;      // buckets whose threads are out of training: in a flush, or in a collective of Horovod's own
-    BucketSet waiting;     // buckets whose threads all wait
+    BucketSet waiting;     // buckets at which this rank cannot arrive, because all their threads wait
     bool blocked = false;  // true if all known threads of this process wait or are out of training
     std::string elsewhere;     // where a blocked rank waits in another process set, in words
     Time until{0};             // what this object says holds until this time, if no event comes before
@@ -119,7 +119,7 @@ class PossibleArrivals {
    private:
     const std::shared_ptr<PossibleArrivals> owner_;
     const std::shared_ptr<Bringer> self_;
-    Time before_ = kNever;  // when the wait that encloses this one began, or kNever
+    Time before_ = kNever;  // when this thread's ForeignWait around this one began, or kNever
   };
   // Records that the calling thread has polled a collective of Horovod's own. `over`: true if the collective is over.
   void Polled(bool over, Time now);
@@ -151,7 +151,8 @@ class PossibleArrivals {
     void EndWait(bool collects, Round round, Time now);
     // Makes the calling thread a bringer, because it will contribute next, although other threads contributed before.
     void Claim(Round round);
-    // Returns since when a blocked thread or a graph has waited for this bucket, or kNever. They do not call BeginWait.
+    // Returns since when a blocked thread or a graph has waited for this bucket, or kNever. Blocked threads and graphs
+    // do not call BeginWait.
     Time UnattendedSince() const;
 
    private:
@@ -182,7 +183,7 @@ class PossibleArrivals {
     Time free_ = kNever;                // when the last result was collected
     std::array<Time, 8> intervals_{};   // for each of the last rounds: the time from a result to the next contribution
     std::size_t next_interval_ = 0;
-    mutable bool left_out_ = false;  // true if all threads seemed to wait for Horovod since the bucket's last result
+    mutable bool left_out_ = false;  // true if all threads seemed to wait for Horovod, so intervals_ omits this time
   };
 
  private:

@@ -105,7 +105,7 @@ void SharedBucket::End(Operation& ended, Calls& calls) {
   const Time now = Now();
   const Time since = arrivals.UnattendedSince();
   if (since != kNever) statistics.waited_seconds += SecondsBetween(since, now);
-  arrivals.Done(core.completed(), now);  // threads may not have woken up, but they wait for no other rank any more
+  arrivals.Done(core.completed(), now);  // waiting threads may not be awake yet, but wait for no other rank any more
   finished.notify_all();
   if (ended.on_done)
     calls.Add([on_done = std::exchange(ended.on_done, nullptr), self = ended.shared_from_this()] { on_done(*self); });
@@ -149,7 +149,7 @@ void SharedBucket::EndRound(Calls& calls) {
   if (core.HasUnannounced() || OwnerIsGone()) surroundings.news = true;
   statistics.dropped = core.dropped();
   statistics.summed = core.summed();
-  // If a device still computes the contribution, the operation has not arrived, and waits for a later round.
+  // While a device still computes the contribution, this rank has not arrived. Its operation waits for a later round.
   if (operation != nullptr && awaited == nullptr) Complete(!on_time, calls);
 }
 

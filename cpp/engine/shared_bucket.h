@@ -24,11 +24,11 @@
 
 namespace horovod_partial {
 
-// Larger than the number of any round.
+// Stands for no limit on rounds: it is larger than the number of any round.
 inline constexpr Round kForEver = std::numeric_limits<Round>::max();
 
 // Functions to be called when a bucket's lock has been released. Declare an object of this class before the lock. Then
-// its destructor runs after the lock's, and calls the functions.
+// its destructor runs when the lock has been released, and calls the functions.
 class Calls {
  public:
   Calls() = default;
@@ -46,7 +46,7 @@ class Calls {
 // A bucket that the background thread (hooks and callbacks) shares with the application's threads. No thread may hold
 // the locks of two buckets: when Horovod shuts down, it calls back with the lock of its queue held, so a deadlock would
 // be possible. Under a bucket's lock a thread may take the locks of BucketMap, Flush, PossibleArrivals and Changes.
-// Under these it must not take a bucket's lock.
+// While it holds one of these four, it must not take a bucket's lock.
 struct SharedBucket {
   SharedBucket(Surroundings& the_surroundings, const std::string& name, BucketConfig bucket_config);
 
@@ -62,18 +62,18 @@ struct SharedBucket {
   std::shared_ptr<ReadyEvent> awaited;   // not null while a device computes the contribution of `operation`
   std::shared_ptr<const Owner> owner;    // the object that uses the bucket; null if the bucket never retires
   std::optional<OwnShare> share;         // this rank's micro-batches; only with work sharing, in one bucket of a family
-  Round update = 0;                      // with `share`: the number of closed rounds, and so of the open update
-  int updates = 0;                       // with `share`: the number of closed rounds that had gradients
+  Round update = 0;                      // under work sharing: the number of the open update and of closed rounds
+  int updates = 0;                       // under work sharing: the number of closed rounds that had gradients
   bool wants = false;                    // true if a thread waits to begin a micro-batch
   std::string poison;                    // not empty: the bucket has failed, and every use of it throws this error
   bool flush_round = false;              // true if the running round belongs to a flush
   int draining = 0;                      // the number of waits in which the application takes this bucket's results
   bool in_flush = false;                 // true if the application takes this bucket's results in a flush
-  Round flush_end = kForEver;            // once all its rounds have begun, a flush takes only rounds of lower numbers
+  Round flush_end = kForEver;            // once all rounds of a flush have begun, only rounds below this are taken
   BucketStatistics statistics;
 
   bool SharesWork() const { return config.spec.policy.rule == Policy::Rule::kWorkSharing; }
-  // Returns the number of micro-batches of the open update that this rank has made.
+  // Under work sharing: returns how many micro-batches of the open update this rank has made.
   int Made() const { return core.state() == Bucket::State::kArrived ? core.arrival().gradients : 0; }
   bool OwnerIsGone() const { return owner != nullptr && owner->gone(); }
   bool Retired() const { return OwnerIsGone() && operation == nullptr; }
@@ -84,7 +84,7 @@ struct SharedBucket {
   }
 
   // Blocks until the operation is done (returns true) or `is_due` returns true (returns false). `collects`: this thread
-  // takes the result for the application, so it may contribute next. Throws EngineError. Takes the lock.
+  // takes the result for the application, so it may contribute next. Throws EngineError. Takes the bucket's lock.
   bool Wait(Operation& waited, bool collects, const IsDue& is_due = nullptr);
 
   // All functions below are called with the bucket's lock held.
@@ -98,7 +98,7 @@ struct SharedBucket {
   void Complete(bool late, Calls& calls);
   // Ends the running round when its reduction has succeeded. May throw.
   void EndRound(Calls& calls);
-  // Makes the bucket begin again with round 0, as after its declaration.
+  // Forgets the rounds and the statistics of the bucket, which then begins again with round 0.
   void Reset();
   // Makes every later use of the bucket fail. Keeps the pending sum: nobody knows whether it was delivered.
   void Fail(const std::string& error, Calls& calls);

@@ -30,7 +30,7 @@ std::optional<std::pair<int, int>> WorkSharing::Take(const Buckets& family, bool
     if (!bucket->poison.empty()) throw EngineError(bucket->poison);
     if (bucket->core.taken() != update || bucket->awaited != nullptr) return std::nullopt;
   }
-  // No later update can have closed since the buckets were checked, because this rank's micro-batches are not done.
+  // The update may have closed since its number was read. Then this rank must take its results before it begins more.
   std::lock_guard<std::mutex> lock(keeper.mutex);
   if (leaving_ > 0 || has_left_ || keeper.update != update || !keeper.share->MayBegin()) return std::nullopt;
   const std::pair<int, int> next(keeper.share->next(), keeper.updates);
@@ -45,11 +45,11 @@ std::optional<std::pair<int, int>> WorkSharing::Next(const Family& names, bool b
   const Buckets family = buckets_.FindAll(names);
   if (family.empty()) {
     const std::string refusal = buckets_.refusal();
-    if (!refusal.empty()) throw EngineError(refusal);  // the arrival has failed, and no other wait reports its error
+    if (!refusal.empty()) throw EngineError(refusal);  // this rank's arrival has failed; no other wait reports why
     throw std::invalid_argument("no micro-batch can begin before its buckets have been declared");
   }
   SharedBucket& keeper = *family.front();
-  const Draining draining(family);  // while it waits, the caller takes rounds when they end
+  const Draining draining(family);  // lets reports say that the caller takes rounds while it waits
   Time start{0};
   const auto tell = [&](bool wants) {
     std::lock_guard<std::mutex> lock(keeper.mutex);
@@ -70,7 +70,7 @@ std::optional<std::pair<int, int>> WorkSharing::Next(const Family& names, bool b
     if (families_.HasRound(names)) return std::nullopt;
     if (const auto next = Take(family, begins)) return next;
     if (is_due && is_due()) return std::nullopt;
-    tell(!IsAwaited(family));  // a rank with a device that still computes does not wait for a micro-batch
+    tell(!IsAwaited(family));  // while a device still computes a contribution, the rank does not wait for a micro-batch
     if (!surroundings_.collectives.Alive()) surroundings_.ThrowShutDown();
     if (!surroundings_.changes.Await(seen, PatienceOf(is_due))) surroundings_.collectives.Interrupt();
   }
@@ -88,7 +88,7 @@ void WorkSharing::Return(const std::string& name) {
 bool WorkSharing::ReportLeaves() {
   has_left_ = false;
   if (leaving_ == 0 || !surroundings_.shares_work) return false;
-  has_left_ = true;  // set before the buckets are checked, so that no micro-batch begins after the check
+  has_left_ = true;  // has_left_ is set before the buckets are checked, so that no micro-batch begins after the check
   for (const auto& bucket : buckets_.All()) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     const bool open = bucket->share && bucket->share->begun() != bucket->Made();

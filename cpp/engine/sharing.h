@@ -20,14 +20,15 @@ class WorkSharing {
       : surroundings_(surroundings), buckets_(buckets), families_(families) {}
 
   // --- Functions that the application's threads call:
-  // Blocks until this rank may begin a micro-batch of the open update. Returns the numbers of the micro-batch and of
-  // the update. Returns nothing if a round must be taken first, or if `is_due` returns true. With `begins` the
-  // micro-batch counts as begun. The first bucket in `names` keeps the state of work sharing. Throws EngineError.
+  // Blocks until this rank may begin a micro-batch of the open update (a step of work sharing). Returns the numbers of
+  // the micro-batch and the update. Returns nothing if a round must be taken first, or if `is_due` returns true. With
+  // `begins` the micro-batch counts as begun. The first bucket in `names` keeps what micro-batches the rank may begin.
+  // Throws EngineError.
   std::optional<std::pair<int, int>> Next(const Family& names, bool begins, const IsDue& is_due = nullptr);
-  // Gives back the micro-batch that was begun last, because it will make no gradient.
+  // Gives back the micro-batch that this rank has begun last, because it will make no gradient.
   void Return(const std::string& bucket);
 
-  // While an object of this class lives, this rank begins no micro-batch.
+  // While an object of this class lives, this rank begins no micro-batch, because a thread ends, flushes or joins.
   class Leaving {
    public:
     explicit Leaving(WorkSharing& sharing) : sharing_(sharing) { Add(1); }
@@ -45,7 +46,8 @@ class WorkSharing {
   };
 
   // --- Functions that the background thread calls:
-  // Returns true if a thread ends, flushes or joins, and no micro-batch is in progress. This cycle's report says so.
+  // Returns true if a thread ends, flushes or joins, and no micro-batch is in progress. The report then says that
+  // this rank begins no micro-batch.
   bool ReportLeaves();
   // Hears from the coordinator which micro-batches this rank may begin. These may be fewer than before.
   void Hear(const std::vector<Grants>& grants);
@@ -56,7 +58,7 @@ class WorkSharing {
   Surroundings& surroundings_;
   const BucketMap& buckets_;
   const Families& families_;
-  std::atomic<int> leaving_{0};        // the number of threads that end, flush or join; unless 0, no micro-batch begins
+  std::atomic<int> leaving_{0};        // how many threads end, flush or join; unless it is 0, no micro-batch begins
   std::atomic<bool> has_left_{false};  // true if the last report said that this rank begins no micro-batch
 };
 

@@ -34,7 +34,7 @@ inline std::chrono::milliseconds PatienceOf(const IsDue& is_due) { return std::c
 inline Time Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
 
 // Counts changes, for threads that wait for one of several things: for the end of a flush or a round, or for a
-// micro-batch that they may begin. Any thread may call these functions, under any other lock.
+// micro-batch that they may begin. Any thread may call the functions of this class, even with another lock held.
 class Changes {
  public:
   void Tell() {
@@ -62,7 +62,7 @@ struct Surroundings {
   Collectives& collectives;
   const Rank rank;
   const int size;
-  const void* const engine;  // the address of the engine, by which PossibleArrivals tells process sets apart
+  const void* const engine;  // the address of the Engine object, by which PossibleArrivals tells process sets apart
   const std::shared_ptr<PossibleArrivals> arrivals;
   const std::shared_ptr<FirstFailure> first_failure;
 
@@ -70,7 +70,8 @@ struct Surroundings {
   std::shared_ptr<recording::Recorder> recorder{};
   int process_set = 0;  // the number of this process set in the recording
 
-  // These members are atomic, because a hook reads them in every cycle, and must not wait for the application.
+  // `news`, `awaited`, `shares_work` and `in_use` are atomic: Horovod's background thread reads them in its cycles, and
+  // must not wait for the application.
   std::atomic<bool> news{false};         // true if this rank has something to report
   std::atomic<int> awaited{0};           // the number of operations whose contribution a device still computes
   std::atomic<bool> shares_work{false};  // true if this process set has a bucket with work sharing

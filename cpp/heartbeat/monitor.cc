@@ -28,7 +28,7 @@ using std::chrono::milliseconds;
 constexpr int kBeatsInLimit = 10;
 constexpr char kBeat = 1, kMissing = 2, kWriteStacks = 3;
 constexpr milliseconds kAnswerTimeout(3000), kPartingTimeout(1000);
-// Limits for connections whose rank is not known yet: how many are accepted at a time, and when each is closed.
+// Limits for connections that have not said their rank yet: how many may be open, and how long each may stay open.
 constexpr std::ptrdiff_t kMostStrangers = 64;
 constexpr milliseconds kStrangerTimeout(10000);
 
@@ -70,7 +70,7 @@ void Loop(int stop_file, milliseconds interval, Files files, Hear hear, Pass pas
   }
 }
 
-// The part of the monitor that runs on rank 0.
+// The part of the heartbeat monitor that runs on rank 0.
 class Center final : public Monitor::Watch {
  public:
   Center(int size, const Limits& limits, Calls calls)
@@ -99,7 +99,7 @@ class Center final : public Monitor::Watch {
             if (peer.rank) peer.connection.Send({&kBeat, 1});
           WatchWaits();
           missing = heartbeats_.Pass();
-          out_of_files_ = false;  // try again to accept connections
+          out_of_files_ = false;  // in the next interval rank 0 tries again to accept connections
           return !missing;
         });
     if (!missing) return;
@@ -163,7 +163,7 @@ class Center final : public Monitor::Watch {
         while (const auto word = peer.words.Next())
           if (stalls_) stalls_->Says(*peer.rank, DecodeActivity(*word));
       }
-    } catch (const std::runtime_error&) {  // malformed bytes, which no rank of this job sends
+    } catch (const std::runtime_error&) {  // the bytes are malformed, and no rank of this job sends such bytes
       received.state = State::kEnded;
     }
     if (received.state == State::kEnded) {
@@ -185,7 +185,7 @@ class Center final : public Monitor::Watch {
     calls_.tell(stall->Describe(interval_), writers.count(0) > 0 ? Describe(lasting_.last(), interval_) : "");
   }
 
-  // Tells the other ranks which rank is missing. Waits until they have read the notice, but no longer than
+  // Tells the other ranks which rank gives no sign of life. Waits until they have read the notice, but no longer than
   // kPartingTimeout. Otherwise the connections might end before the notice is read.
   void Tell(Rank missing) {
     const std::string notice = std::string(1, kMissing) + MissingNotice{missing}.Encode();
@@ -208,13 +208,13 @@ class Center final : public Monitor::Watch {
   const std::string secret_ = RandomBytes(Hello::kSecretBytes);
   const Listener listener_;
   std::list<Peer> peers_;
-  bool out_of_files_ = false;  // true if a connection could not be accepted; the next interval tries again
+  bool out_of_files_ = false;  // true if a connection could not be accepted; rank 0 tries again in the next interval
   Heartbeats heartbeats_;
   std::optional<StallWatch> stalls_;
   Lasting lasting_;
 };
 
-// The part of the monitor that runs on every rank but rank 0.
+// The part of the heartbeat monitor that runs on every rank but rank 0.
 class Outer final : public Monitor::Watch {
  public:
   Outer(Connection center, const Limits& limits, Calls calls)
@@ -238,7 +238,7 @@ class Outer final : public Monitor::Watch {
           const auto [state, bytes] = center_->Receive();
           if (!bytes.empty()) heartbeats_.Heard(0);
           missing = Read(bytes);
-          if (state == Connection::Received::State::kLost) center_.reset();  // rank 0 now gives no sign of life
+          if (state == Connection::Received::State::kLost) center_.reset();  // now no heartbeat of rank 0 can come
           // If rank 0 has ended, the monitor just stops, because Horovod and the launcher notice the end of rank 0.
           return !missing && state != Connection::Received::State::kEnded;
         },
@@ -261,7 +261,7 @@ class Outer final : public Monitor::Watch {
                 Describe(lasting_.last(), interval_));
   }
 
-  // Reads what rank 0 has sent. Returns the missing rank once a notice about it is complete.
+  // Reads what rank 0 has sent. Once a notice of rank 0 is complete, returns the rank that gives no sign of life.
   std::optional<Rank> Read(const std::string& bytes) {
     for (const char byte : bytes) {
       if (notice_) *notice_ += byte;
@@ -331,13 +331,13 @@ Monitor::Monitor(std::unique_ptr<Watch> watch, std::string endpoint, Flag rests)
       endpoint_(std::move(endpoint)),
       rests_(std::move(rests)) {
   if (!stop_file_.is_open()) throw std::system_error(errno, std::generic_category(), "eventfd");
-  // The thread owns `watch`. If the process ends without stopping the thread, the thread still runs, and needs `watch`,
-  // while static objects are destroyed.
+  // The monitor's thread owns `watch`. If the process ends without stopping the thread, the thread still runs while
+  // static objects are destroyed, and needs `watch`.
   thread_ = std::make_unique<std::thread>([watch = std::move(watch), stop = stop_file_.number()] { watch->Run(stop); });
 }
 
 Monitor::~Monitor() {
-  // A forked process does not have the monitor's thread, and another thread may have its id. So it is not joined.
+  // A forked process does not have the monitor's thread, and another thread may have its id. So it joins no thread.
   if (getpid() != process_) {
     static_cast<void>(thread_.release());
     return;

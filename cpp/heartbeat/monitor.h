@@ -28,7 +28,7 @@ struct Limits {
 
 // Functions that the monitor's thread calls. They must return soon, because no heartbeat is sent meanwhile.
 struct Calls {
-  // Called once, when a rank is missing. On rank 0 it is called after the other ranks have been told.
+  // Called once, when a rank gives no heartbeat for too long. Rank 0 tells the other ranks before it calls this.
   std::function<void(Rank missing)> missing;
   // Returns what this rank does.
   std::function<Look()> look;
@@ -38,9 +38,9 @@ struct Calls {
 };
 
 // The monitor of one rank. Its thread sends ten heartbeats within the shorter of its two limits, and receives
-// heartbeats. Rank 0 hears from all other ranks what they do. It tells them which rank is missing, and when to write
-// their stacks. The other ranks hear from rank 0 only. A rank is not missing if its process has ended, or if it has
-// stopped its monitor.
+// heartbeats. Rank 0 hears from all other ranks what they do. It tells them which rank has given no heartbeat for too
+// long, and when to write their stacks. The other ranks hear from rank 0 only. Nobody expects heartbeats of a rank
+// that has ended or has stopped its monitor.
 //
 // The monitor's thread never waits for the application or the interpreter. Only this thread uses the sockets. The
 // application stops it by a file that wakes it. A forked process has no such thread, and its monitor does nothing.
@@ -49,7 +49,7 @@ class Monitor {
   // Makes the monitor of rank 0. Throws std::system_error if it cannot listen.
   static std::unique_ptr<Monitor> Listen(int size, const Limits& limits, Calls calls);
   // Makes the monitor of another rank. `endpoint` is the text from the monitor of rank 0. Throws std::runtime_error if
-  // rank 0 does not answer there.
+  // rank 0 does not answer at any address in it.
   static std::unique_ptr<Monitor> Join(Rank rank, const Limits& limits, const std::string& endpoint, Calls calls);
   Monitor(const Monitor&) = delete;
   Monitor& operator=(const Monitor&) = delete;
@@ -59,10 +59,11 @@ class Monitor {
   const std::string& endpoint() const { return endpoint_; }
 
   // Called when this rank has come to its end. From now on it counts as waiting for nobody, and nobody counts as
-  // waiting for it. Its heartbeats go on, so other ranks still notice if it is missing.
+  // waiting for it. Its heartbeats go on, so other ranks still notice if it is stopped.
   void Rest() { *rests_ = true; }
 
-  // What the monitor's thread runs. Run returns if a rank is missing, rank 0 has ended, or `stop_file` is readable.
+  // What the monitor's thread runs. Run returns if a rank gives no heartbeat for too long, rank 0 has ended, or
+  // `stop_file` is readable.
   class Watch {
    public:
     virtual ~Watch() = default;

@@ -56,7 +56,7 @@ class Connection {
   std::size_t Put(std::string_view bytes) const;
 
   File file_;
-  std::string unsent_;  // the rest of a message whose beginning was sent
+  std::string unsent_;  // the part of a message that is still to be sent after its beginning
 };
 
 // Listens on a port of its own on all addresses of this host.
@@ -84,8 +84,8 @@ std::optional<Connection> Connect(const std::string& address, std::uint16_t port
 
 std::string RandomBytes(std::size_t count);
 
-// Both functions wait for at most `timeout`. IsReadable returns true if there is something to read, or if the other end
-// has closed. IsWritable returns true if something can be written.
+// IsReadable and IsWritable wait for at most `timeout`. IsReadable returns true if there is something to read, or if
+// the other end has closed. IsWritable returns true if something can be written.
 bool IsReadable(int number, std::chrono::milliseconds timeout);
 bool IsWritable(int number, std::chrono::milliseconds timeout);
 

@@ -54,7 +54,7 @@ void Recorder::Begin(const std::string& directory, std::size_t most_bytes) {
     wall_ = std::chrono::system_clock::now().time_since_epoch();
     ending_ = false;
   }
-  // Segments calls this lambda for the first lines of each file, here or on the writing thread, never under the lock.
+  // Segments calls this function for the first lines of each file: on this thread or the writing one, without `mutex_`.
   segments_ = std::make_unique<Segments>(directory + '/' + NameOfRun(run_), "rank-" + std::to_string(origin_.rank),
                                          most_bytes, [this](int segment) {
                                            std::lock_guard<std::mutex> lock(mutex_);
@@ -67,7 +67,7 @@ void Recorder::Begin(const std::string& directory, std::size_t most_bytes) {
 
 void Recorder::End() {
   on_ = false;
-  if (getpid() != process_) return;  // a forked child has no thread, and its mutexes may be locked
+  if (getpid() != process_) return;  // a forked child has no writing thread, and its mutexes may be locked
   std::lock_guard<std::mutex> life(life_mutex_);
   if (!thread_.joinable()) return;
   {
@@ -90,7 +90,7 @@ void Recorder::WriteEverySecond() {
       segments_->Write(lines);
       lock.lock();
     }
-  } catch (const std::exception& error) {  // only the writing throws, and it does not hold the lock
+  } catch (const std::exception& error) {  // only Write throws, and it is called without `mutex_`
     on_ = false;
     complain_(std::string("the recording has ended: ") + error.what());
   }

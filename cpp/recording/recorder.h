@@ -124,7 +124,7 @@ class Recorder {
   Time begun_{0};
   Time wall_{0};                                                 // the Unix time when the recording began
   std::map<std::pair<int, std::string>, std::int64_t> numbers_;  // the number of each bucket, by process set and name
-  std::string known_buckets_;  // the table of buckets so far; each later file repeats it
+  std::string known_buckets_;  // the lines of the table of buckets so far; each new file repeats them
   StepCounter arrival_steps_;
   StepCounter reduction_steps_;
   Table buckets_{"buckets", {"bucket", "name", "policy", "process_set", "bytes"}};

@@ -57,7 +57,7 @@ void Segments::Write(const std::string& lines) {
   if (written_ > 0 && written_ + lines.size() > segment_bytes_) {
     Close();
     ++segment_;
-    std::error_code ignored;  // the file may have been removed already
+    std::error_code ignored;  // it is no error if the file has been removed already
     if (segment_ >= kSegments) std::filesystem::remove(PathOf(segment_ - kSegments), ignored);
     Open();
   }

@@ -28,7 +28,7 @@ class StepCounter {
   }
 
  private:
-  // The largest number of names in a step. A program with more names gives each operation a new name.
+  // The largest number of names in a step. It bounds the memory if a program gives each operation a new name.
   static constexpr std::size_t kMostNames = 1 << 20;
   std::unordered_set<std::size_t> seen_;
   std::int64_t step_ = 0;

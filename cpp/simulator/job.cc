@@ -10,10 +10,10 @@ namespace horovod_partial {
 namespace {
 
 constexpr double kSignalBytes = 4;
-constexpr Time kWaiting = std::chrono::milliseconds(5);  // when a wait is reported, as in PossibleArrivals::Thresholds
+constexpr Time kWaiting = std::chrono::milliseconds(5);  // a rank tells rank 0 of waits this long (Thresholds::waiting)
 constexpr Round kForEver = std::numeric_limits<std::int32_t>::max();
 
-// All bucket names are equally long, so they sort like the messages. The coordinator closes rounds in this order.
+// All bucket names are equally long, so they sort like the messages' numbers. Rounds close in the order of the names.
 constexpr std::size_t kFirstName = 1000000;
 std::string NameOfMessage(std::size_t message) { return std::to_string(kFirstName + message); }
 std::size_t MessageOfName(const std::string& name) { return std::stoul(name) - kFirstName; }
@@ -124,7 +124,7 @@ void Job::StartStep(Rank rank) {
   Compute(rank);
 }
 
-// Makes a rank arrive with all messages that are ready. Runs again when another one is ready, or the compute ends.
+// Makes a rank arrive with all messages that are ready. Runs again when another message is ready or the compute ends.
 void Job::Compute(Rank rank) {
   RankState& state = At(rank);
   while (state.next < config_.messages.size()) {
@@ -146,7 +146,7 @@ void Job::Compute(Rank rank) {
   Proceed(rank);
 }
 
-// Goes on after the compute of a step, unless results are outstanding. Averages if due, and begins the next step.
+// After the compute of a step: if no result is outstanding, averages models if that is due, and begins the next step.
 void Job::Proceed(Rank rank) {
   RankState& state = At(rank);
   if (state.outstanding > 0) return;

@@ -55,7 +55,7 @@ struct JobResult {
 //
 // Reports and closings take no time: a negotiation knows every arrival before it. If negotiations take time in reality,
 // the costs of reductions must include that. Ranks report that they wait (rule 7) only when nothing else can happen.
-// That happens only at the end of a job: fewer ranks than a quorum have steps to do, and some ranks were too late for
+// This is so only at the end of a job: fewer ranks than a quorum have steps to do, and some ranks were too late for
 // one message, others for another. Before the end, all ranks arrive at the messages of a step in the same order.
 class Job {
  public:
@@ -77,18 +77,18 @@ class Job {
     bool reportable = false;   // true if the rank's next report may have to say something of this message
   };
   struct RankState {
-    std::vector<Local> locals;            // one for each message; the bucket that ends periods comes last
+    std::vector<Local> locals;            // the rank's part of each message; the bucket that ends periods comes last
     std::vector<std::size_t> reportable;  // the messages with `reportable` set
     int iteration = 0;
     Time start{0};         // when the compute of the step began
     std::size_t next = 0;  // the next message of this step at which the rank arrives
     bool computing = false;
-    bool averaged = false;  // if averages follow periods: true if this step has asked for its average
+    bool averaged = false;  // if averages follow periods: true once this step knows whether an average is due
     int outstanding = 0;    // the number of arrivals that wait for their results
     Periods periods{0};
     bool ended = false;
-    bool waits = false;     // true if the coordinator has been told that this rank waits
-    bool has_news = false;  // true if the coordinator must hear from this rank before it decides
+    bool waits = false;     // true if this rank reports to the coordinator that it waits
+    bool has_news = false;  // true if the next negotiation must read a report of this rank
   };
   struct Event {
     Time time;
@@ -105,7 +105,7 @@ class Job {
 
   RankState& At(Rank rank) { return ranks_[static_cast<std::size_t>(rank)]; }
   bool HasPeriods() const { return config_.period > 0; }
-  std::size_t Signal() const { return config_.messages.size(); }  // the bucket that ends periods comes last
+  std::size_t Signal() const { return config_.messages.size(); }  // the index of the bucket that ends periods
   double BytesOf(std::size_t message) const;
   const Policy& PolicyOf(std::size_t message) const { return message == Signal() ? signal_policy_ : config_.policy; }
 
@@ -139,7 +139,7 @@ class Job {
   Time free_{0};                       // when the last reduction ends
   Time negotiated_;                    // when the last cycle began
   Time wanted_ = kNever;               // since when a rank has something to report, or kNever
-  Time deadline_ = kNever;             // when the coordinator wants the next cycle
+  Time deadline_ = kNever;             // when the coordinator wants the next cycle, or kNever
   std::vector<Rank> news_;
   int open_ = 0;       // the number of arrivals whose round has not closed
   int ended_ = 0;      // the number of ranks that have ended

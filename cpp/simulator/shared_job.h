@@ -78,7 +78,7 @@ class SharedJob {
 
   int update_ = 0;
   Time now_{0};
-  Time start_{0};       // when the update began; a cycle begins at the same time
+  Time start_{0};       // when the update of work sharing began; a cycle begins at the same time
   Time negotiated_{0};  // when the last cycle began
   Time wanted_{0};      // since when a rank has something to report, or kNever
   std::priority_queue<End, std::vector<End>, std::greater<>> ends_;  // when the ranks' micro-batches end

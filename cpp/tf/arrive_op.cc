@@ -1,5 +1,5 @@
-// Operations on one bucket. No thread waits in them: a kernel hands over a contribution, and the thread that finishes
-// the round calls TensorFlow back. Mostly that is Horovod's background thread, as with Horovod's own operations.
+// TensorFlow's operations on a bucket. A kernel hands over a contribution and does not wait. The thread that finishes
+// the round calls TensorFlow back. Mostly this is Horovod's background thread, as with Horovod's own operations.
 #include <tensorflow/core/framework/op_kernel.h>
 #include <tensorflow/core/framework/resource_handle.h>
 
@@ -57,7 +57,7 @@ class ArriveOp final : public tensorflow::AsyncOpKernel {
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     const absl::Status status = AsStatus([&] { return Start(context, done); });
-    if (status.ok()) return;  // `done` may have been called, and the context destroyed
+    if (status.ok()) return;  // `done` may have been called already, and then the context is gone
     context->SetStatus(status);
     done();
   }

@@ -15,12 +15,12 @@ REGISTER_OP("HorovodPartialBucket")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// An arrival is stateful: TensorFlow must not drop it, merge equal ones, or run it while it optimises the graph.
+// An arrival is stateful: TensorFlow must not drop it, merge equal arrivals, or run it when it optimises the graph.
 REGISTER_OP("HorovodPartialArrive")
     .Attr("T: {int32, int64, half, float, double}")
     .Attr("process_set: int")
     .Attr("size: int >= 1")
-    .Attr("spec: string")  // the bytes of Python's BucketSpec.encode; only the core reads them
+    .Attr("spec: string")  // the bytes of Python's BucketSpec.encode; only C++ reads them
     .Attr("N: int >= 1")
     .Attr("bucket: string")
     .Attr("graph: bool")

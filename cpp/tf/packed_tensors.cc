@@ -81,7 +81,7 @@ std::vector<std::int64_t> PackedTensors::shape() const {
 }
 
 std::string PackedTensors::Describe(const std::string& policy) const {
-  if (shapes_.size() == 1) return policy;  // ranks compare the shape of a single tensor by its declaration
+  if (shapes_.size() == 1) return policy;  // ranks compare a single tensor's shape by the bucket's declaration
   std::string text = policy + " shapes=";
   for (const TensorShape& shape : shapes_) text += shape.DebugString();
   return text;

@@ -1,4 +1,4 @@
-// Kernels that take rounds of families. They take a round once it has ended in all buckets. No kernel waits for it.
+// Kernels that take rounds of families. They take a round once it has ended in all buckets. No kernel waits for rounds.
 #include <tensorflow/core/framework/op_kernel.h>
 
 #include <cstdint>
@@ -101,7 +101,7 @@ class TakeRoundOp final : public tensorflow::OpKernel {
   // piece. Fails if TensorFlow has copied the tensors one by one to another device.
   absl::Status UseInputs(OpKernelContext* context, const std::string& bucket, int first, int count, void** memory) {
     const int inputs = static_cast<int>(buckets_.size()) + first;
-    const Tensor* begin = nullptr;  // the first tensor with elements
+    const Tensor* begin = nullptr;  // the first tensor that has elements, if there is one
     for (int i = count - 1; i >= 0; --i) {
       const Tensor& tensor = context->input(inputs + i);
       if (begin != nullptr && tensor.NumElements() > 0 && begin->NumElements() > 0 && !begin->SharesBufferWith(tensor))

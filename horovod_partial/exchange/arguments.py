@@ -146,7 +146,7 @@ _FACTOR = (is_number, "a number")
 _FLAG = (is_flag, "True or False")
 _TEXT = (lambda value: value is None or isinstance(value, str), "a text")
 
-# For each argument, by its name: a check of its value, and words for the allowed values. All functions share these.
+# By the name of an argument: a check of its value, and words for the allowed values. All public functions share these.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "average_aggregated_gradients": _FLAG,
     "backward_passes_per_step": (lambda value: is_int(value) and value >= 1, "an int, 1 or more"),
@@ -158,7 +158,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "name": _TEXT,
     "named_buffers": (lambda value: value is None or isinstance(value, Iterable), "model.named_buffers()"),
     "named_parameters": (lambda value: value is None or isinstance(value, Iterable), "model.named_parameters()"),
-    # Horovod's reduce operations have the numbers 0 to 5; some frameworks lack some of them.
+    # `op` is the number of a reduce operation of Horovod, 0 to 5. Some frameworks lack some operations.
     "op": (lambda value: is_int(value) and 0 <= value < 6, "hvd.Average, or another of Horovod's operations"),
     "postscale_factor": _FACTOR,
     "prescale_factor": _FACTOR,

@@ -23,7 +23,7 @@ def run(func: Callable[..., Any], runtime: Runtime) -> Callable[..., Any]:
             runtime.failed = True
             raise
         except HostsUpdatedInterrupt:
-            # Without added hosts, Horovod would not broadcast the state. But replicas may differ by missed rounds.
+            # If no host was added, Horovod would not broadcast the state. But replicas may differ by missed rounds.
             raise HostsUpdatedInterrupt(skip_sync=False) from None
 
     return run_fn(watched, runtime.restart)
@@ -88,4 +88,4 @@ class KerasState(VariablesState):
 
     def reset(self) -> None:
         """Prepare for other ranks. Horovod calls this when the ranks of an elastic job have changed."""
-        self.model.train_function = None  # makes the next `fit` build a new train function, for the new ranks
+        self.model.train_function = None  # so the next `fit` builds a new train function, for the new ranks

@@ -52,8 +52,8 @@ class Numbers:
         return self._numbers[key]
 
 
-# The type of a function that applies combined gradients. Its arguments are the gradients, their variables, and how many
-# steps per rank, on average, the gradients stand for.
+# The type of a function that applies combined gradients. Its first two arguments are the gradients and their variables.
+# The third argument says how many steps per rank, on average, the combined gradients stand for.
 Apply = Callable[[list[Any], list[Any], Any], None]
 
 
@@ -69,7 +69,7 @@ class StepApplier(ABC):
         apply: applies the gradients of a round.
     """
 
-    is_under_way = False  # gradients never wait for a step: `apply_combined` combines and applies them in one call
+    is_under_way = False  # no gradients wait for a step: `apply_combined` combines and applies them in one call
     applies_ahead = False
     is_ahead = False
     shares_work = False
@@ -171,8 +171,8 @@ class GradientExchange(ABC):
             "agreed": ("a loss scale",) if skips_nonfinite else (),
         }
         self.replays = self._options["missed"] == "replay"
-        self._appliers: dict[str, StepApplier] = {}  # objects that apply rounds, by the prefix of their buckets' names
-        self._bucket_spec()  # raises an error about wrong arguments now, rather than in the first step
+        self._appliers: dict[str, StepApplier] = {}  # by a prefix of buckets' names: what applies the buckets' rounds
+        self._bucket_spec()  # called to raise errors about wrong arguments now, not in the first step
 
     @staticmethod
     @abstractmethod
@@ -317,7 +317,7 @@ class GradientExchange(ABC):
     @staticmethod
     def _members(variables: Sequence[Any]) -> tuple[str, ...]:
         """Return a text for each variable of a bucket, in the model's order. Ranks compare these texts."""
-        # Remove numbers from names of Keras layers. Each process counts its layers, so they may differ between ranks.
+        # Each process numbers its Keras layers, so a layer's number may differ between ranks. Remove it from the names.
         names = [
             re.sub(r"_\d+(?=/|$)", "", getattr(each, "path", each.name).removesuffix(":0"))
             for each in reversed(variables)

@@ -38,7 +38,7 @@ class ModelExchange(ABC):
     runtime: Runtime
 
     def __init__(self, policy: ModelPolicy, process_set: ProcessSet) -> None:
-        self.name = self.signal_name = ""  # bucket names, for models and for ends of periods; empty before `use_name`
+        self.name = self.signal_name = ""  # names of buckets for models and for ends of periods; "" before `use_name`
         self.policy = policy
         self.process_set = process_set
         self._taken = 0  # the number of rounds that are over for this rank: it has their results, or will not take them
@@ -47,10 +47,10 @@ class ModelExchange(ABC):
         """Set the prefix of the buckets' names. Must be called first in each generation of Horovod."""
         self.name = f"{name}.model"
         self.signal_name = f"{self.name}.period"
-        self._owner = _attach.Owner()  # when this object is gone on every rank, the optimizer's buckets end
+        self._owner = _attach.Owner()  # when every rank has deleted its `Owner`, the optimizer's buckets end
         if isinstance(self.policy, WeightedAverage):
             self._periods = Periods(self.policy.period)
-        # A flush uses one of two buckets: for the model alone, or (after an average) with the optimizer's state too.
+        # A flush averages in one of two buckets: the model alone, or (after a first average) the optimizer's state too.
         self._flush_name, self._flush_name_with_state = f"{self.name}.flush", f"{self.name}.flush.state"
         if self.is_needed:
             names = self.name, self.signal_name, self._flush_name, self._flush_name_with_state
@@ -109,19 +109,19 @@ class ModelExchange(ABC):
             return
         process_set = self.process_set.process_set_id
         name = self._flush_name_with_state if "state" in self.policy.average and self.rounds else self._flush_name
-        self.runtime.clear(process_set, [name])  # forget averages that others made while this rank was out of training
+        self.runtime.clear(process_set, [name])  # forget other ranks' averages from when this rank was out of training
         self.runtime.flush(process_set)
         if isinstance(self.policy, WeightedAverage):
             work = self._periods.work()
-            # Begin the new period before any rank trains on, because right after a flush all ranks have counted equally
-            # many ends of periods.
+            # Begin the new period of averages right after the flush, before any rank trains on.
+            # After a flush, all ranks have counted equally many ends of periods, as long as no rank trains on.
             self._periods.begin_anew(self._signalled())
-            self.runtime.clear(process_set, [self.name])  # forget any average that this rank has missed
+            self.runtime.clear(process_set, [self.name])  # forget the averages that this rank has missed
             self._average_over_all(model, name, WeightedAverage(1, self.policy.contraction), work)
         else:
             if isinstance(self.policy, GroupAverage):
-                # Forget the kept models from before the flush, and missed sums of models. Without kept models nothing
-                # stands in for late ranks, so the next round waits for all ranks.
+                # Forget the kept models from before the flush, and the missed sums of models.
+                # Without kept models nothing stands in for late ranks, so the next round waits for all ranks.
                 self.runtime.clear(process_set, [self.name])
             iteration = self.runtime.catch_up(process_set, self.name, 0)
             iterations = self._average_over_all(model, name, WeightedAverage(1, 1.0), iteration)

@@ -68,7 +68,7 @@ class Plan:
         self.place = place
         self.size = size
         self._shards = shards
-        self._samples = shards.batch_size * shards.passes * size  # the number of samples in an update
+        self._samples = shards.batch_size * shards.passes * size  # the number of samples in an update of work sharing
         left = max(0, shards.samples - place.samples)
         self.updates = left // self._samples if shards.drop_last else math.ceil(left / self._samples)
         self.own = range(shards.passes * rank, shards.passes * (rank + 1))

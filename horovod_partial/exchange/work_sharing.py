@@ -22,19 +22,19 @@ class MicroBatchSharer(ABC):
 
     shares_work = True
     is_ahead = False
-    applies_ahead = False  # no update ends while this rank makes a micro-batch, so none can be applied ahead
+    applies_ahead = False  # no update ends while this rank computes a micro-batch, so no round can be applied ahead
     process_set: ProcessSet
     thread: int
     _runtime: Runtime
     _tenure: Tenure  # the generation of Horovod in which the optimizer's buckets were declared
-    _is_applying = False  # whether an update is being applied now
-    _is_alone: bool  # true if there are no other ranks, so that this rank makes all micro-batches
-    _active: ClassVar[weakref.ref[MicroBatchSharer] | None] = None  # the only exchange that gets micro-batches now
+    _is_applying = False  # whether an update of work sharing is being applied now
+    _is_alone: bool  # true if there are no other ranks, so that this rank computes all micro-batches
+    _active: ClassVar[weakref.ref[MicroBatchSharer] | None] = None  # the exchange of the optimizer that shares work now
 
     def __init__(self) -> None:
-        self._updates = 0  # the number of updates made in this generation of Horovod
-        self._number: int | None = None  # the begun micro-batch's number within its update; None if none has begun
-        self._micro_batches = 0  # how many micro-batches the open update has so far; used only if there is one rank
+        self._updates = 0  # the number of updates of work sharing in this generation of Horovod
+        self._number: int | None = None  # the begun micro-batch's number in its update; None if none has begun
+        self._micro_batches = 0  # how many micro-batches the unfinished update has; used only if there is one rank
 
     @property
     @abstractmethod

@@ -205,6 +205,15 @@ class RecordedSteps:
     seconds: tuple[tuple[float, ...], ...]
     resampled: bool = False
 
+    def __post_init__(self) -> None:
+        lengths = {len(step) for step in self.seconds}
+        if (
+            len(lengths) != 1
+            or lengths == {0}
+            or not all(0.0 < time < math.inf for step in self.seconds for time in step)
+        ):
+            raise ValueError("recorded steps are one tuple or more, all as long as there are ranks, of numbers above 0")
+
     @classmethod
     def load(cls, path: str | PathLike[str], *, resampled: bool = False) -> RecordedSteps:
         """Read a CSV file with the columns `step`, `rank` and `seconds`.
@@ -216,17 +225,17 @@ class RecordedSteps:
         """
         times: dict[int, dict[int, float]] = {}
         try:
-            with open(path, newline="") as file:
+            with open(path, newline="", encoding="utf-8-sig") as file:
                 for row in csv.DictReader(file):
                     seconds = float(row["seconds"])
                     if not 0.0 < seconds < math.inf:
                         raise ValueError
                     step = times.setdefault(int(row["step"]), {})
                     step[int(row["rank"])] = max(seconds, step.get(int(row["rank"]), 0.0))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, csv.Error):
             raise ValueError(f"{path} must be a CSV file with the columns step, rank and seconds (above 0)") from None
         ranks = max((max(step) + 1 for step in times.values()), default=0)
-        if not times or any(sorted(step) != list(range(ranks)) for step in times.values()):
+        if not times or any(len(step) != ranks or min(step) < 0 for step in times.values()):
             raise ValueError(f"{path} must have a line for every rank in every step, with ranks counted from 0")
         rows = (tuple(times[step][rank] for rank in range(ranks)) for step in sorted(times))
         return cls(tuple(rows), resampled)

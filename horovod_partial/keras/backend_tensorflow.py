@@ -21,7 +21,7 @@ from horovod_partial.tensorflow.graph import RoundInfo, arrive, native, runtime
 from horovod_partial.tensorflow.variables import broadcast_variables, gather_bytes
 from horovod_partial.tensorflow.work_sharing import SharedGradients, Updater
 
-Variable = tf.Variable  # the class of the framework's own variables, to which `native` converts Keras's
+Variable = tf.Variable  # the class of the framework's own variables, to which `native` converts Keras's variables
 number_of = GradientExchange.number_of
 outside_graphs = tf.init_scope
 

@@ -31,7 +31,7 @@ from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.replicas import gather_bytes
 from horovod_partial.torch.work_sharing import MicroBatchBucket
 
-Variable = torch.Tensor  # the class of the framework's own variables, to which `native` converts Keras's
+Variable = torch.Tensor  # the class of the framework's own variables, to which `native` converts Keras's variables
 _numbers = gradients.Numbers(runtime)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -46,7 +46,7 @@ def uncompiled(function: _F) -> _F:
     return torch.compiler.disable(function)  # type: ignore[no-untyped-call]
 
 
-outside_graphs = nullcontext  # does nothing, because on PyTorch the code that uses it never runs in a graph
+outside_graphs = nullcontext  # does nothing: on PyTorch, code within `outside_graphs()` never runs in a graph
 
 
 def when_it_runs(function: Callable[..., Any], *inputs: Any, **kind: Any) -> Any:
@@ -106,7 +106,7 @@ class GradientExchange(gradients.GradientExchange):
         super().__init__(name, sync, arguments, **options)
         self._steps: dict[
             str, _Step
-        ] = {}  # each step's buckets. The key is the prefix of their names, which depends on the trained variables
+        ] = {}  # the buckets for each set of trained variables, by the prefix of the buckets' names
 
     @staticmethod
     def _divided(gradient: Any, divisor: int) -> Any:
@@ -130,7 +130,7 @@ class GradientExchange(gradients.GradientExchange):
         compression: Any = widening(self._arguments["compression"])
         wires, contexts = zip(*(compression.compress(self._dense(gradient)) for gradient in gradients), strict=True)
         handles = []
-        # With `bucket_bytes=0` each gradient travels alone, except those in groups that the user has asked for.
+        # With `bucket_bytes=0` each gradient travels alone, unless it is in a group that the user has asked for.
         planned = self._plan(variables, list(map(kind, wires)), [1] * len(wires), bucket_bytes=0)
         for members in planned:
             name = f"{self.name}.{self._number(variables[members[0]])}"
@@ -312,7 +312,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
     Raises:
         ValueError: the ranks have different variables. Every rank raises it.
     """
-    # Late gradients belong to the old values, so deliver them before the broadcast.
+    # Late gradients belong to the variables' old values, so deliver these gradients before the broadcast.
     runtime.flush(horovod.global_process_set.process_set_id, compares=False)
     named = [(f"broadcast_variables.{index}", native(variable)) for index, variable in enumerate(variables)]
     kinds = [f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for _, tensor in named]

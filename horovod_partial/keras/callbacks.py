@@ -125,7 +125,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
     def _average(self, logs: dict[str, Any]) -> None:
         flush = getattr(self.model.optimizer, "flush", None)
-        if flush is not None:  # the average waits for all ranks anyway; the flush uses this time for missed rounds
+        if flush is not None:  # averaging metrics waits for all ranks anyway; a flush uses this time for missed rounds
             flush()
         names = sorted(logs)
         averages = backend.average_numbers(
@@ -206,7 +206,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                 )
         if self._rates is not None:
             optimizer = self.model.optimizer
-            optimizer.learning_rate = float(optimizer.learning_rate)  # Keras refuses this if a schedule sets the rate
+            optimizer.learning_rate = float(optimizer.learning_rate)  # Keras raises an error if the rate has a schedule
             self._first: int | None = None  # the optimizer's number of steps at the start of epoch 0
             self._is_under_way = False
             self._rates.add(self)
@@ -233,7 +233,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         step, per_epoch = steps - self._first, self.steps_per_epoch
         last = math.inf if self.end_epoch is None else math.ceil(self.end_epoch) * per_epoch - 1
         if self._is_under_way and step > last:
-            step = int(last)  # no round began at the last step before `end_epoch`: set that step's learning rate now
+            step = int(last)  # no round began at the last step before `end_epoch`: set the learning rate of that step
         rate = self._rate_at(*divmod(step, per_epoch))
         self._is_under_way = rate is not None and step < last
         return rate
@@ -329,7 +329,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
             mode=mode,
             save_freq=save_freq,
         )
-        self.filepath: str | None = None  # set here, because Keras 3 does not accept None as the argument `filepath`
+        self.filepath: str | None = None  # None until it is set. Keras 3 does not accept None as argument `filepath`
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self.filepath is None:
@@ -347,7 +347,7 @@ class FlushCallback(keras.callbacks.Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        self._has_flushed = False  # whether this epoch had a flush after its newest step
+        self._has_flushed = False  # whether a flush came after the newest step of this epoch
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._has_flushed = False

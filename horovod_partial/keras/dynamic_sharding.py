@@ -19,7 +19,7 @@ from horovod_partial.exchange.sharding import Place, Plan, Shards
 from horovod_partial.keras.backend import backend
 from horovod_partial.runtime.tenure import Tenure
 
-# Keras warns at the end of an epoch if it did not know the number of batches. With work sharing it never knows.
+# Keras warns if it did not know an epoch's number of batches. With work sharing it never does: ignore the warning.
 warnings.filterwarnings("ignore", "Your input ran out of data", module=r"keras\.|contextlib")
 
 
@@ -97,7 +97,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         self._plan: Plan | None = None  # which samples each micro-batch of the present epoch has; None between epochs
         self._first = 0  # the value of `optimizer.rounds` before the first update of the present epoch
         self._tenure = Tenure(backend.runtime)  # the generation of Horovod in which the present epoch was planned
-        self._loop = object()  # new for each loop over the data, so that a loop knows whether it is the newest
+        self._loop = object()  # new for each loop over the data: a loop that finds another object is not the newest
 
     @property
     def _horovod(self) -> Any:
@@ -157,7 +157,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
                     return
                 number = None if sharing is None else sharing.begun
                 if number is None and (sharing is None or sharing.is_new):
-                    # The optimizer's first step begins the rank's first own micro-batch. Load the samples of that.
+                    # A new optimizer's first step begins the first micro-batch of this rank's share. Load its samples.
                     number = plan.own[0]
                 if number is None or (rounds, number) == before:
                     raise RuntimeError(
@@ -169,7 +169,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
                     sharing.loaded = before
                 yield self._load(plan.indices(rounds - self._first, number))
         finally:
-            if state.sharing is not None and self._loop is loop:  # only the newest loop may return the micro-batch
+            if state.sharing is not None and self._loop is loop:  # only the newest loop lets others have a micro-batch
                 state.sharing.give_back()
 
     def _load(self, indices: list[int]) -> Any:

@@ -55,15 +55,15 @@ class _Methods:
             self.built = True
         known = {id(backend.native(variable)) for variable in self._trainable_variables}  # type: ignore[attr-defined]
         unknown = [variable for variable in variables if id(backend.native(variable)) not in known]
-        if unknown:  # raise the error before this rank sends a gradient, so that no other rank waits for the rest
+        if unknown:  # raise the error before this rank sends a gradient, so that no other rank waits for more of them
             raise ValueError(
                 f"{getattr(unknown[0], 'path', unknown[0].name)} was not trained when the optimizer was built, so it has no "
                 "state there: call optimizer.flush() on every rank, then wrap a new optimizer, and compile the model with it"
             )
         return self._horovod.apply(self, list(grads), list(variables))
 
-    # If Keras accumulates gradients over backward passes, `_backend_update_step` sends the result. It also clips and
-    # decays once for each round. So `_clip_gradients` and `_apply_weight_decay` do nothing when Keras calls them.
+    # `_backend_update_step` sends gradients that Keras has accumulated, and clips and decays once for each round.
+    # So if Keras accumulates gradients, its own calls of `_clip_gradients` and `_apply_weight_decay` do nothing.
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
         return grads if self._horovod.accumulates(self) else self._base._clip_gradients(self, grads)
@@ -81,8 +81,8 @@ class _Methods:
             self._base._backend_update_step(self, grads, trainable_variables, learning_rate)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # A LossScaleOptimizer sets `loss_scale_factor` on the optimizer that it wraps. A DistributedOptimizer
-        # refuses to be wrapped by one, because each rank would decide alone whether to skip a step.
+        # Keras's LossScaleOptimizer sets the attribute `loss_scale_factor` of the optimizer that it wraps.
+        # A LossScaleOptimizer may not wrap a DistributedOptimizer: each rank would decide alone whether to skip a step.
         if name == "loss_scale_factor":
             raise ValueError(
                 "wrap the outermost optimizer: hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)). "
@@ -189,10 +189,10 @@ class _State:
         self, name: str, policy: Policy, arguments: dict[str, Any], passes: int, averages: bool, rates: Rates | None
     ) -> None:
         self.process_set: ProcessSet = arguments["process_set"]
-        self.passes = passes  # the number of micro-batches in an update for each rank, under `WorkSharing`
-        self.end = math.inf  # the number of updates after which no micro-batch begins, under `WorkSharing`
-        self._epochs = Tenure(backend.runtime)  # the generation of Horovod to which `end`, a count of updates, belongs
-        self.rates = rates  # sets each round's learning rate; None without replay and without work sharing
+        self.passes = passes  # under `WorkSharing`: the number of micro-batches per rank in an update
+        self.end = math.inf  # under `WorkSharing`: no micro-batch begins after this many updates
+        self._epochs = Tenure(backend.runtime)  # the generation of Horovod in which `end` was set
+        self.rates = rates  # sets the learning rate of each round; None without replay and without `WorkSharing`
         self._name = name
         self._policy = policy
         self._arguments = arguments
@@ -200,7 +200,7 @@ class _State:
         self._local: list[Any] = []
         self._made: GradientExchange | ModelExchange | WorkSharingExchange | None = None
         self._tenure = Tenure(backend.runtime)  # the generation of Horovod in which the exchange was made
-        self._progress: _Progress | None = None  # the step count now and at the last flush; None before its first use
+        self._progress: _Progress | None = None  # counts of steps, now and at the last flush; None before first use
         self._has_warned = False
 
     @property
@@ -209,7 +209,7 @@ class _State:
 
     def _progress_of(self, optimizer: Any) -> _Progress:
         if self._progress is None:
-            # Count backward passes, by `_iterations`. If Keras accumulates gradients, `iterations` counts only updates.
+            # `_iterations` counts backward passes. If Keras accumulates gradients, `iterations` counts only updates.
             self._progress = _Progress(inner(optimizer)._iterations)
         return self._progress
 
@@ -231,7 +231,7 @@ class _State:
         made = self._current()
         assert not isinstance(made, WorkSharingExchange)
         if made is None:
-            follow_steps(optimizer)  # again, because a MultiOptimizer makes some optimizers only when it is built
+            follow_steps(optimizer)  # called again: a MultiOptimizer makes some of its optimizers only when it is built
             process_set = self._arguments["process_set"]
             trained = [backend.number_of(variable, process_set) for variable in optimizer._trainable_variables]
             name = _names.new(self._name, f"{process_set.ranks} {type(optimizer).__name__} {trained}")
@@ -319,7 +319,7 @@ class _State:
                 owner=_attach.Owner(),
                 factor=1.0 / self.passes if self.averages else 1.0,
             )
-            follow_steps(optimizer)  # again, because a MultiOptimizer makes some optimizers only when it is built
+            follow_steps(optimizer)  # called again: a MultiOptimizer makes some of its optimizers only when it is built
             self._follow(optimizer)
             if self._has_rounds and self.process_set.included():
                 backend.runtime.meet(self.process_set)  # from now on flushes compare the ranks' replicas
@@ -340,7 +340,7 @@ class _State:
         exchange = self._exchange(optimizer)
         if isinstance(exchange, ModelExchange):
             passes = inner(optimizer).gradient_accumulation_steps
-            if passes and not self.averages:  # Keras averages over backward passes; multiply, to get a sum
+            if passes and not self.averages:  # Keras averages over backward passes: multiply averages, to get sums
                 gradients = [None if gradient is None else gradient * passes for gradient in gradients]
             result = optimizer._base.apply(optimizer, gradients, variables)
             if not passes:
@@ -371,7 +371,7 @@ class _State:
         if not self.averages:
             gradients = [None if gradient is None else gradient * passes for gradient in gradients]
         exchange.apply_combined(gradients, variables, _updating(optimizer))
-        # For each round `apply_combined` adds a step's backward passes to `_iterations`. Subtract what Keras adds.
+        # In each round `apply_combined` adds a step's backward passes to `_iterations`. Subtract those that Keras adds.
         optimizer._iterations.assign_sub(passes)
 
     def end_epoch(self, optimizer: Any) -> None:
@@ -476,7 +476,7 @@ def _updating(optimizer: Any) -> Apply:
             return
         passes = own.gradient_accumulation_steps
         phase = own._iterations % passes
-        # Keras updates variables only in a step's last backward pass. Set `_iterations` as if this pass were the last.
+        # Keras updates variables only in a step's last backward pass. Set `_iterations` as if this were the last one.
         own._iterations.assign_add(passes - 1 - phase)
         own._horovod.before_round(own)
         clipped = own._base._clip_gradients(own, gradients)
@@ -606,12 +606,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         repeated["backward_passes_per_step"] = passes
         repeated["average_aggregated_gradients"] = average_aggregated_gradients or backward_passes_per_step == 1
     else:
-        _accumulate(optimizer, backward_passes_per_step)  # changes the user's optimizer, so it comes after the checks
+        _accumulate(optimizer, backward_passes_per_step)  # this changes the user's optimizer, so check arguments before
     follow_steps(optimizer)
     base = type(optimizer)
     # All wrappers of one optimizer share its `__dict__`. So each wrapper keeps its own state in the slot `_horovod`.
     wrapped: Any = object.__new__(subclass(base, _Methods, _horovod_arguments=repeated, __slots__=("_horovod",)))
-    # Call `__setattr__` of `object`, because Keras's own would track the dictionary like a variable of the optimizer.
+    # Call `__setattr__` of `object`, because Keras's own would track `__dict__` like a variable of the optimizer.
     object.__setattr__(wrapped, "__dict__", optimizer.__dict__)
     # With `backward_passes_per_step=1` Keras itself may accumulate gradients, and it averages over backward passes.
     averages = average_aggregated_gradients or backward_passes_per_step == 1

@@ -36,7 +36,7 @@ def assert_replicas_equal(model: keras.Model, optimizer: Any = None) -> None:
     state = [("optimizer's variable", variable) for variable in state_of(optimizer)]
     hashes = {}
     for index, (kind, variable) in enumerate([*weights, *state]):
-        # Keras numbers all layers of a process, so numbers in a variable's path may differ between ranks. Remove them.
+        # Keras numbers all layers of a process, so paths of variables may differ between ranks. Remove the numbers.
         path = re.sub(r"_\d+", "", variable.path)
         value = keras.ops.convert_to_numpy(variable.value)
         hashes[f"{kind} {path} (number {index})"] = replicas.digest(value.tobytes())

@@ -31,7 +31,7 @@ class Steps(keras.metrics.Metric):  # type: ignore[misc]
     def result(self, iterations: Any) -> Any:
         """Convert a number of iterations of the optimizer to whole steps, in the same dtype."""
         steps = keras.ops.cast(iterations, self.dtype) - self._ahead
-        # Each round counts as a part of a step. 1e-6 makes up for rounding in the sum of these parts.
+        # A round counts as a fraction of a step. The 1e-6 makes up for rounding errors in the sum of these fractions.
         return keras.ops.cast(keras.ops.floor(steps + 1e-6), iterations.dtype)
 
     def save_own_variables(self, store: Any) -> None:
@@ -45,7 +45,7 @@ def follow_steps(optimizer: Any) -> None:
     """Let Keras's schedules in an optimizer, and in optimizers within it, follow steps instead of rounds."""
     if not hasattr(optimizer, "_horovod_steps"):
         optimizer._horovod_steps = Steps()
-    # Pass only the optimizer's attributes. A reference to the optimizer itself would keep it and its buckets alive.
+    # Refer only to the optimizer's attributes. A reference to the optimizer would keep it and its buckets alive.
     for one in _innermost(optimizer):
         one._get_current_learning_rate = partial(_learning_rate, vars(one), optimizer._horovod_steps)
 
@@ -138,7 +138,7 @@ def set_rate(optimizer: Any, rate: Any, factor: Any) -> None:
         for velocity in _velocities(inner(optimizer)):
             velocity.assign(velocity * keras.ops.cast(factor, velocity.dtype))
 
-    # Scale the velocities themselves. Horovod changes `momentum` for one batch instead, but a graph would not see that.
+    # Scale the optimizer's velocities. Horovod changes `momentum` for one batch instead, which a graph would not see.
     keras.ops.cond(factor != 1.0, scale, lambda: None)
 
 

@@ -66,7 +66,7 @@ class WorkSharingExchange(MicroBatchSharer):
         self.end = math.inf
         self.is_new = True
         self.loaded: tuple[int, int] | None = None
-        self._absent: list[bool] | None = None  # whether each variable has no gradient; None before the first step
+        self._absent: list[bool] | None = None  # for each variable, whether it lacks a gradient; None before any step
         self._is_adding = False
         self._gradients = gradients
         self._variables = list(variables)
@@ -74,7 +74,7 @@ class WorkSharingExchange(MicroBatchSharer):
         self._apply = apply
         self._replica_of = replica_of
         self._is_alone = not self.process_set.included() or self._runtime.is_alone(self.process_set)
-        self._only_applies = False  # true while updates are applied outside a step, and no micro-batch may begin
+        self._only_applies = False  # true while updates are applied outside a step, when no micro-batch may begin
         self._tenure = Tenure(self._runtime)
         self._updater = backend.Updater(
             weakly(self._take),
@@ -105,7 +105,7 @@ class WorkSharingExchange(MicroBatchSharer):
                 "frozen or unfrozen: call optimizer.flush(), then wrap a new optimizer for what is trained from now on"
             )
         self.thread = threading.get_ident()
-        complete = weakly(self._complete)  # a graph keeps this function, and must not keep the exchange alive
+        complete = weakly(self._complete)  # weakly, because a graph keeps this function, but must not keep the exchange
         self._updater.train(backend.when_it_runs(complete, *self._gradients.dense(gradients), dtype="bool"))
 
     @property

@@ -16,7 +16,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 
 PAUSE_SECONDS = 0.2
 ANSWER_SECONDS = 5.0
-SCOPE = "horovod-partial"  # the scope under which clients ask a rendezvous server whether it is their job's
+SCOPE = "horovod-partial"  # clients ask a rendezvous server for this scope, to learn whether it serves their job
 
 
 def serve(ports: Sequence[int], job: str, slots: Sequence[SlotInfo]) -> int:

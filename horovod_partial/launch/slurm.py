@@ -17,9 +17,9 @@ from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
 from horovod_partial.launch import rendezvous
 
 LOOPBACK = "127.0.0.1"
-# A rendezvous listens on one of these ports. They are below Linux's range for outgoing connections, so few are in use.
+# A rendezvous server listens on one of these ports. Few are in use: Linux's outgoing connections have higher ports.
 PORTS = range(20000, 30000)
-CANDIDATES = 8  # how many ports a rendezvous may try until one is free
+CANDIDATES = 8  # how many ports a rendezvous server tries until one is free
 # Each of these variables chooses a network interface. If the user has set one, its value is kept.
 INTERFACE_VARIABLES = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME")
 

@@ -13,8 +13,8 @@ from horovod_partial import _core, documents
 from horovod_partial.checks import require, require_count
 
 RULES = ("exact", "paper", "wait_free", "single", "threshold")
-# Under the rule "measured", the plans of these rules are tried. "wait_free" sends a message for each gradient, so that
-# Horovod's fusion merges small messages that are ready in the same cycle.
+# Under the rule "measured", the plans of these rules are tried in training, and the fastest plan stays.
+# "wait_free" sends a message for each gradient. Horovod's fusion merges small messages that are ready in one cycle.
 TRIED = ("exact", "paper", "single", "wait_free")
 THRESHOLD_BYTES = 128 * 2**20  # the most bytes that Horovod's own tensor fusion merges by default
 
@@ -70,7 +70,7 @@ class MessageCost:
                 f"the times of messages do not lie on a line (R² {r_squared:.2f}, {_LEAST_R_SQUARED} is needed); the "
                 "machine or its network was busy"
             )
-        # A fitted latency may be below 0: on a link that lets short bursts pass, small messages are cheap.
+        # Where a link lets short bursts pass, small messages are cheap, and a fitted latency may be below 0: take 0.
         return cls(max(latency, 0.0), slope, r_squared)
 
 
@@ -248,6 +248,5 @@ class MergedGradients:
     @property
     def agreed(self) -> str:
         """Describe the options that must be the same on every rank."""
-        return (
-            f"{self.rule}, {self.warmup_steps} steps, again after {self.replan_every}{', a plan' if self.plan else ''}"
-        )
+        again = "never again" if self.replan_every is None else f"again after {self.replan_every}"
+        return f"{self.rule}, {self.warmup_steps} steps, {again}{', a plan' if self.plan else ''}"

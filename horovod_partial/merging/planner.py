@@ -17,7 +17,7 @@ from horovod_partial.merging.steps import StepTimes
 # Sizes of the messages whose times are measured: 32 KiB to 2 MiB, same as in the released code of MG-WFBP.
 _PROBE_BYTES = tuple(2**n for n in range(15, 22))
 _PROBES = 20  # how many messages of each size are measured
-_ATTEMPTS = 3  # the most attempts to measure what messages cost; one fails if the machine is busy
+_ATTEMPTS = 3  # the most attempts to measure what messages cost; an attempt fails if the machine is busy
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,12 @@ class Planner:
 
     @property
     def meeting(self) -> str:
-        """The name of the bucket with which ranks wait for each other."""
-        return f"{self._name}.everybody"
+        """The name of the bucket with which ranks wait for each other.
+
+        It comes after all other names here. A slow rank may wait in a round of gradients while the others wait for it in
+        this bucket. Then rank 0 closes one of the two rounds (rule 7), by name: it must be the round of gradients.
+        """
+        return f"{self._name}.wait"
 
     @property
     def probes(self) -> dict[str, int]:
@@ -105,7 +109,7 @@ class Planner:
         """The number of steps to take before the next plan is made or tried; None if the present plan stays."""
         if self.plan is not None and not self.is_on_trial:
             return self._options.replan_every
-        # The first step under a plan is not measured, because it declares the buckets.
+        # The first step under a merging plan is not measured, because it declares the buckets.
         return self._options.warmup_steps + 1 if self._given is None else 1
 
     def make_plan(self, current: list[list[str]], times: StepTimes, collectives: Collectives) -> list[list[str]] | None:
@@ -174,15 +178,15 @@ class Planner:
         """Measure the cost of a message, or return why it could not be measured. Every rank must call this."""
         seconds: dict[int, list[float]] = {nbytes: [] for nbytes in _PROBE_BYTES}
         probes = {nbytes: collectives.probe(name, nbytes) for name, nbytes in self.probes.items()}
-        # A message waits for Horovod's next cycle. If each began just after the one before, all would wait for a whole
-        # cycle, and most sizes would take the same time. So the measured messages begin at times spread over a cycle.
+        # A message waits for Horovod's next cycle. Back to back, messages of most sizes would all take one whole cycle.
+        # So the messages whose time is measured begin at times that are spread over a cycle.
         cycle = float(os.environ.get("HOROVOD_CYCLE_TIME") or 1.0) / 1e3
         for number in range(_PROBES + 1):
             for nbytes, probe in probes.items():
                 time.sleep(cycle * (number + 0.5) / (_PROBES + 1))
                 start = time.perf_counter()
                 in_time = probe()
-                if in_time and number > 0:  # ignores a bucket's first round, because ranks wait for each other in it
+                if in_time and number > 0:  # ignores a bucket's first round, in which all ranks wait for each other
                     seconds[nbytes].append(time.perf_counter() - start)
         medians = {nbytes: statistics.median(times) for nbytes, times in seconds.items() if times}
         try:
@@ -212,7 +216,7 @@ class Planner:
                 reason=cost,
             )
             return [unmerged]
-        # Sort gradients by dtype and device, because a message can only have one of each.
+        # Sort gradients by dtype and device, because a message has only one dtype and one device.
         kinds = list(dict.fromkeys(gradients[name].kind for name in ready))
         names = sorted(ready, key=lambda name: kinds.index(gradients[name].kind))
         breaks = [i for i in range(1, len(names)) if gradients[names[i]].kind != gradients[names[i - 1]].kind]
@@ -237,6 +241,9 @@ class Planner:
             self._agree(
                 f"the merging plan is for other parameters: {', '.join(missing[:3])} and so on", [], collectives
             )
+            return
+        if planned.reason:
+            self._agree("the merging plan only repeats buckets, because its times were refused", [], collectives)
             return
         messages = [[gradients[name] for name in message] for message in planned.names()]
         mixes = any(len({gradient.kind for gradient in message}) > 1 for message in messages)

@@ -24,7 +24,7 @@ class StepTimes:
         self._names = names
         self._steps: list[float] = []
         self._around: list[float] = []
-        self._behind: dict[str, list[float]] = {}  # for each gradient, seconds after the first gradient of the step
+        self._behind: dict[str, list[float]] = {}  # for each gradient, its seconds after each step's first gradient
         for (*_, begin), (*moments, end) in itertools.pairwise(rows):
             self._steps.append(end - begin)
             came = {name: at for name, at in zip(names, moments, strict=True) if not math.isnan(at)}
@@ -71,7 +71,7 @@ class Steps:
 
     def __init__(self, names: Sequence[str], due: int | None, window: int) -> None:
         self._names = names
-        self._rows = window + 1  # one row more than steps, because a step is measured from the end of the step before
+        self._rows = window + 1  # one row of times more than steps: a step is measured from the end of the one before
         self._steps = 0
         self.begin_plan(due)
 

@@ -41,7 +41,7 @@ def run(program: str, arguments: Sequence[str], *, is_module: bool, settings: Ma
             exec(compile(Path(program).read_bytes(), main.__file__, "exec"), vars(main))  # noqa: S102 (the user's program)
     except SystemExit as exit:
         if failure.is_failure(exit):
-            failure.ends(exit)  # note the failure here, because Python calls no excepthook for a SystemExit
+            failure.ends(exit)  # record the failure now, because Python calls no excepthook for a SystemExit
         raise
 
 

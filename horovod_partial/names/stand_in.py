@@ -24,9 +24,9 @@ FRONT_ENDS = {
     "horovod.keras": "horovod_partial.keras",
     "horovod.tensorflow.keras": "horovod_partial.keras",
 }
-# Each front end imports these of its public modules itself, and they are replaced together with it. Other modules stay
-# Horovod's, because Horovod's functions import from them at each call. For example, `broadcast_optimizer_state` imports
-# a function from `horovod.torch.optimizer`, to find out by its module whether an optimizer is wrapped.
+# The public modules that a front end of Horovod imports itself. They are replaced together with the front end.
+# Other modules of Horovod are not replaced, because Horovod's functions import from them at each call.
+# For example, `broadcast_optimizer_state` imports from `horovod.torch.optimizer`, to see if an optimizer is wrapped.
 SUBMODULES = ("callbacks", "elastic")
 
 
@@ -54,7 +54,7 @@ class _Then(Loader):
         self._then()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # code that reads sources or data files calls a loader's other methods
+        return getattr(self._loader, name)  # code that reads a module's source or data calls its loader's other methods
 
 
 class _Finder(MetaPathFinder):
@@ -89,10 +89,10 @@ class _Finder(MetaPathFinder):
                 self._replace(front_end)
 
     def _replace(self, front_end: str) -> None:
-        # Make Horovod's front end an attribute of its package now. Ours needs that, and Python would do it only later.
+        # Make Horovod's front end an attribute of its package, because ours needs that. Python would do it only later.
         _bind(front_end, sys.modules[front_end])
         importlib.import_module(FRONT_ENDS[front_end])
-        # Our front end imports Horovod's, so ours may be half imported now. Then this runs again when ours is complete.
+        # Our front end imports Horovod's, so ours may be half imported now. Once it is complete, `_replace` runs again.
         if front_end in self._replaced or FRONT_ENDS[front_end] not in self._whole:
             return
         self._replaced.add(front_end)

@@ -50,7 +50,7 @@ def watch() -> None:
     """Begin to watch how this process ends. A second call does nothing."""
     sys.excepthook = _noticing(sys.excepthook)
     sys.exit = _noticed(sys.exit)
-    quitter: Any = type(getattr(builtins, "exit", None))  # the class of `exit` and `quit`, which `python -S` lacks
+    quitter: Any = type(getattr(builtins, "exit", None))  # the class of `exit` and `quit`; `python -S` has neither
     if quitter.__name__ == "Quitter":
         quitter.__call__ = _noticed(quitter.__call__)
 

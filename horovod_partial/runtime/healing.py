@@ -26,15 +26,15 @@ _INT32 = 4  # Horovod's number for the type int32
 _FAMILIES = 32  # ranks compare the replicas of at most this many families in one round; more families take more rounds
 _WORDS = 8  # the number of 32-bit words by which a rank describes one family and its replica to other ranks
 _CHUNK = 1 << 18  # the number of 32-bit words of a replica that travel in one round, when replicas are made equal
-_LENGTH = 8  # the number of bytes that precede a replica's data, and tell the length of the data
+_LENGTH = 8  # the number of bytes that are sent before a replica's data, and tell the data's length
 _COLUMNS = 1024  # in place of a large tensor, this many sums of its words are hashed, which is quicker
 
 PREFIX = "horovod_partial."  # the prefix of the names of internal buckets. Statistics leave internal buckets out
-# Names of the two buckets by which ranks compare replicas. Both must begin with kOfFlushes of core/rounds/message.h.
+# Names of two buckets, by which ranks compare replicas. Both must begin with kOfFlushes of cpp/core/rounds/message.h.
 FACTS, VALUES = f"{PREFIX}replicas.facts", f"{PREFIX}replicas.values"
 
 Array = npt.NDArray[Any]
-Key = tuple[str, Any, str]  # names a value of a replica: its kind ("parameter", "state", ...), its owner, its own name
+Key = tuple[str, Any, str]  # the key of a value in a replica: kind ("parameter", "state", ...), owner and name
 
 
 class Replica(Protocol):
@@ -77,11 +77,11 @@ class Trained(Protocol):
 class Facts(NamedTuple):
     """What a rank tells the other ranks about one family (the buckets of one optimizer) and its replica."""
 
-    name: int  # names the family: the hash of the name of its first bucket
+    name: int  # stands for the family: a hash of the name of the family's first bucket
     rounds: int
     lost: int
     values: int  # hash of the replica's tensors
-    numbers: int  # hash of the plain values, such as learning rates
+    numbers: int  # hash of the replica's plain values, such as learning rates
 
 
 def digest(arrays: Mapping[Key, Array]) -> int:
@@ -155,7 +155,7 @@ class Posted(NamedTuple):
     values: Array
 
 
-# Keeps each sum over ranks until it ends, so that its array stays alive if a wait fails. Guarded by _in_flight_lock.
+# Sums over ranks that have not ended. The list keeps their arrays alive if a wait fails. Guarded by _in_flight_lock.
 _in_flight: list[Posted] = []
 _in_flight_lock = threading.Lock()
 
@@ -192,7 +192,7 @@ class Meeting:
         self.claim([FACTS, VALUES])
 
     def begin(self) -> None:
-        """Forget rounds of FACTS and VALUES that this rank missed before. They would make it late for later rounds."""
+        """Forget the missed rounds of the buckets FACTS and VALUES. They would make this rank late for later rounds."""
         for name in (FACTS, VALUES):
             self.clear([name])
 
@@ -246,7 +246,7 @@ class Meeting:
         """Send the bytes of rank `source` to all ranks. Returns the bytes, or None if `source` did not take part."""
         framed = None if data is None else len(data).to_bytes(_LENGTH, "little") + data
         received = bytearray()
-        size = _LENGTH  # the number of bytes to receive. The first round tells how long the data is
+        size = _LENGTH  # how many bytes to receive; the first round tells how long the data is
         while len(received) < size:
             chunk = np.zeros(_CHUNK, np.int32)
             if framed is not None:
@@ -318,7 +318,7 @@ def _compare(meeting: Meeting, replicas: Sequence[tuple[Trained, Replica]]) -> N
     found = []
     for name, facts in sorted(differing.items()):
         members = {rank: of_rank for rank, of_rank in facts.items() if (rank, name) in finite}
-        if len(members) < 2:  # skips a replica if fewer than 2 ranks still compare it: other flushes were interrupted
+        if len(members) < 2:  # skip a replica that fewer than 2 ranks still compare: other flushes were interrupted
             continue
         source = source_of(members, {rank: finite[rank, name] for rank in members})
         data = None
@@ -345,7 +345,7 @@ class _Finding(NamedTuple):
     name: int
     source: int
     members: dict[int, Facts]
-    apart: dict[Key, float]  # how far arrays of this rank were from those of rank `source`; only arrays that differed
+    apart: dict[Key, float]  # for each array that differed: how far this rank's was from that of rank `source`
     keys: list[Key]  # the keys of all tensors of the replica
 
     @property

@@ -51,7 +51,8 @@ def begin(rank: int, size: int, gather: Gather) -> _attach.Monitor | None:
     if size == 1 or config.abort_seconds == config.stall_seconds == 0:
         return None
     _prepare_stacks()
-    neighbours = _neighbours(rank, gather) if config.abort_seconds else {}  # ranks on this host, killed if missing
+    # Process numbers of other ranks on this host. This rank kills such a rank if it stops giving signs of life.
+    neighbours = _neighbours(rank, gather) if config.abort_seconds else {}
     options = {"abort_seconds": config.abort_seconds, "neighbours": neighbours}
     monitor, problem, own = None, "", _Offer("", _stall_seconds())
     if rank == 0 and (config.abort_seconds or own.stall_seconds):
@@ -97,7 +98,7 @@ def _neighbours(rank: int, gather: Gather) -> dict[int, int]:
     """Return the process numbers of the other ranks in this process namespace, by rank."""
     try:
         place = Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
-    except OSError:  # some sandboxes hide the files of /proc that tell which processes are on one host
+    except OSError:  # some sandboxes hide the files of /proc that tell which processes share a host
         place = None
     others = enumerate(map(json.loads, gather(json.dumps([place, os.getpid()]))))
     return {of: number for of, (its_place, number) in others if its_place == place is not None and of != rank}

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-Raw = dict[str, dict[str, Any]]  # the counts of rounds, arrivals and waits that the core keeps, by the bucket's name
+Raw = dict[str, dict[str, Any]]  # counts of rounds, arrivals and waits in the C++ part of this package, by bucket name
 
 
 class Progress:

@@ -59,7 +59,7 @@ class Runtime:
         self._mpi_ops = mpi_ops
         self._library = library
         self.healed: Counter[str] = Counter()  # for each bucket, how often its optimizer's replica was healed
-        self._process_sets = {0}  # numbers of the process sets that may have had rounds, and are flushed at the end
+        self._process_sets = {0}  # numbers of the process sets that may have had rounds: shutdown and exit flush them
         self._begun = Tenure(self)
         self._recorded = Tenure(self)
         # The optimizers' exchanges that take part in flushes. Guarded by _appliers_lock.
@@ -94,10 +94,10 @@ class Runtime:
         """
         self._mpi_ops.init(*args, **kwargs)
         self._begin()
-        self._guarded(_attach.require_process_set, self._library, 0)  # all ranks prove by a handshake that hooks run
+        self._guarded(_attach.require_process_set, self._library, 0)  # handshake: all ranks prove that their hooks run
         self._agree_on_settings()
         self._record_as_set()
-        self._monitor = None  # ends the heartbeats of an earlier `init`
+        self._monitor = None  # this ends the heartbeats of an earlier `init`
         self._monitor = heartbeat.begin(self._mpi_ops.rank(), self._mpi_ops.size(), self._gather)
 
     def _rest(self) -> None:
@@ -167,7 +167,7 @@ class Runtime:
 
     def restart(self) -> None:
         """Shut down even if other ranks have failed, then call `init`. For elastic jobs."""
-        self._monitor = None  # ends the heartbeats, since ranks restart at different times, and some never restart
+        self._monitor = None  # this ends the heartbeats: ranks restart at different times, and some never restart
         try:
             self._end_unless_failing()
         except HorovodInternalError as error:
@@ -178,7 +178,7 @@ class Runtime:
         while True:
             try:
                 return self.init()
-            except HorovodInternalError as error:  # another rank has ended. The next `init` goes on without it
+            except HorovodInternalError as error:  # another rank has ended: call `init` again, to go on without it
                 log.logger.info("Horovod is initialised once more: %s", error)
                 self._mpi_ops.shutdown()
 
@@ -204,7 +204,7 @@ class Runtime:
     def _end_unless_failing(self) -> set[str]:
         exception = sys.exc_info()[1]
         if exception is not None and failure.is_failure(exception):
-            if not isinstance(exception, HostsUpdatedInterrupt):  # an elastic job goes on after hosts have changed
+            if not isinstance(exception, HostsUpdatedInterrupt):  # after a change of hosts an elastic job goes on
                 self._say_farewell(failure.describe(exception))
             return set()
         return set() if self.failed else self._end(applies=True)
@@ -266,7 +266,7 @@ class Runtime:
 
     def use(self, process_set: int) -> None:
         """Remember a process set, so that shutdown or the exit of the process delivers its late contributions."""
-        if self._begin():  # a new generation is noticed only here if the program has called Horovod's own `init`
+        if self._begin():  # if the program has called Horovod's own `init`, this notices the new generation
             self._record_as_set()
         self._process_sets.add(process_set)
 
@@ -456,7 +456,7 @@ class Runtime:
             if meeting is None:
                 meeting = healing.Meeting(
                     functools.partial(self.submit, number),
-                    # A wait takes no rounds while replicas are compared, because rounds would change the replicas.
+                    # While replicas are compared, a wait takes no rounds, because rounds would change the replicas.
                     lambda handle: self._guarded(handle.wait, ()),
                     functools.partial(self._claim, number),
                     functools.partial(self.clear, number),
@@ -480,8 +480,8 @@ class Runtime:
         Raises:
             ValueError: a process set of these ranks exists already.
         """
-        # The flush avoids a deadlock. In Horovod's `add_process_set` a rank waits for all others, and takes part in no
-        # round. So fast ranks would wait in it for slow ranks, which wait in a round for the fast ones.
+        # In Horovod's `add_process_set` a rank waits for all others, and takes part in no round meanwhile.
+        # Without a flush, fast ranks would wait in it for slow ones, and slow ones in a round for fast ones: deadlock.
         self._flush_all()
         return process_sets.add_process_set(process_set)
 
@@ -516,7 +516,7 @@ class Runtime:
             flush = self._guarded(_attach.Flush, self._library, process_set, families, ends)
             try:
                 more = True
-                while more:  # a flush applies rounds while it waits, because ranks that still train may wait for that
+                while more:  # a waiting flush applies rounds, because ranks that still train may wait until it has
                     more = self._guarded(flush.wait, meanwhile.drainings)
                     meanwhile.apply()
                     for applier in appliers:
@@ -527,15 +527,15 @@ class Runtime:
         meets = meeting is not None and was_needed and self.taken(process_set, healing.FACTS) > 0
         returning = [] if ends else sharers
         here = [sharer for sharer in returning if sharer.process_set.process_set_id == process_set]
-        # Under WorkSharing a rank begins a micro-batch again before replicas are compared. No rank trains on before all
-        # ranks have come to the comparison, so no update can complete without one of them.
+        # Under WorkSharing a rank begins a micro-batch again after a flush, just before ranks compare their replicas.
+        # So no update of work sharing completes without one of the ranks: all come to compare before any trains on.
         for sharer in here:
             sharer.come_back()
         if meeting is not None and meets:
             replicas = [(applier.family, applier.replica) for applier in appliers]
             healing.compare(meeting, [(f, replica) for f, replica in replicas if f is not None and replica is not None])
         for sharer in returning:
-            if sharer not in here:  # other process sets have other ranks, so their optimizers begin only now
+            if sharer not in here:  # optimizers of other process sets begin micro-batches only now: their ranks differ
                 sharer.come_back()
 
     def _sharers(self) -> list[Sharer]:

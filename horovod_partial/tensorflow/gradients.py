@@ -60,8 +60,8 @@ class GradientExchange(gradients.GradientExchange):
         if isinstance(groups, list):
             groups = [[native(variable) for variable in group] for group in groups]
         if self._owner is not None and not tf.executing_eagerly():
-            # Horovod names reductions after tensors. Their names have numbers of Keras's layers. These differ on a rank
-            # that has made another model before. Rename the tensors, or ranks would wait for ever.
+            # Keras numbers the layers of all models that a rank makes, so names of tensors may differ between ranks.
+            # Horovod names reductions after tensors. Give these equal names on all ranks, or ranks would wait for ever.
             with tf.name_scope(f"{self.name}/"):
                 gradients = [
                     tf.nest.map_structure(tf.identity, gradient, expand_composites=True) for gradient in gradients
@@ -189,7 +189,7 @@ class StepApplier(gradients.StepApplier):
             with tf.device(None):  # let TensorFlow choose the device on which variables are updated
                 update = lambda: self._apply(results, self._variables, self.steps_of(count))
                 tf.cond(count > 0, lambda: done(update), nothing)
-            # Run `has_round` last: it begins the loop's next iteration. TensorFlow orders side effects only within one.
+            # Run `has_round` last: it begins a new iteration. TensorFlow orders side effects only within an iteration.
             before = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
             with tf.control_dependencies(before):
                 return [has_round(self.process_set, self._buckets), *memory]

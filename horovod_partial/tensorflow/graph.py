@@ -26,13 +26,13 @@ runtime = Runtime("tensorflow", tf.__version__, mpi_ops, _LIBRARY, waits_are_tol
 
 _OPERATIONS = str(Path(__file__).resolve().parent.parent / "_tensorflow_ops.so")
 graph_operations = tf.load_op_library(_OPERATIONS)
-library = ctypes.CDLL(_OPERATIONS)  # ctypes calls C functions without Python's lock (GIL). Ours throw no C++ exceptions
+library = ctypes.CDLL(_OPERATIONS)  # ctypes calls C functions without Python's lock (GIL). None throws C++ exceptions
 library.horovod_partial_set_library(_LIBRARY.encode())
 library.horovod_partial_has_gpu_kernels.restype = ctypes.c_bool
 
 _ADVICE = "use sync=hvd.Full(), or compute and train under tf.device('/CPU:0')"
 
-# Tensors travel in these dtypes, same as in our PyTorch front end. Horovod 0.28.1 lacks bfloat16, sent as float32.
+# Tensors travel in these dtypes, same as under PyTorch. Horovod 0.28.1 lacks bfloat16, so it travels as float32.
 _DTYPES = (tf.int32, tf.int64, tf.float16, tf.float32, tf.float64)
 
 

@@ -38,7 +38,7 @@ class _Methods:
 
     def gradient(self, target: Any, sources: Any, *args: Any, use_generic_names: bool = False, **kwargs: Any) -> Any:
         """Return the gradients of `tf.GradientTape.gradient`, combined over the ranks."""
-        del use_generic_names  # Horovod's tape has this argument, for names of reductions. It is not needed here
+        del use_generic_names  # Horovod's tape has this argument, for names of reductions. This tape does not need it
         flat = tf.nest.flatten(sources)
         local = self._base.gradient(self, target, [native(source) for source in flat], *args, **kwargs)
         gradients, _ = self._exchange(local, flat)

@@ -61,7 +61,7 @@ class SharedGradients(GradientExchange):
         for variable in variables:
             dtype = wire_dtype(tf.as_dtype(variable.dtype))
             travels = compress(tf.zeros([0], dtype))[0].dtype
-            # If there is a loss scale, gradients travel without it. Small ones would be 0 in float16: take float32.
+            # With a loss scale, gradients travel unscaled, and as float32, because small ones would be 0 in float16.
             kinds.append((dtype.name, "float32" if self.unscaled and travels == tf.float16 else travels.name))
         self._variables = variables
         name = self._step_name(variables, [wire for _, wire in kinds])
@@ -108,7 +108,7 @@ class SharedGradients(GradientExchange):
         """Add a micro-batch's gradients. If `arrives`, arrive with the sums. The bucket with the grants comes last."""
         for bucket in reversed(self._buckets_of_sum):
             if bucket.handle is not None and bucket.handle.poll():
-                self.runtime.wait(bucket.handle)  # raises an error: no update ends without this micro-batch
+                self.runtime.wait(bucket.handle)  # raises the operation's error: it ended before this micro-batch
             for view, position in zip(bucket.views, bucket.positions, strict=True):
                 gradient = gradients[position].numpy()
                 if bucket.made:
@@ -187,7 +187,7 @@ class Updater(work_sharing.Updater):
             for result, (_dtype, shape) in zip(results, self._kinds, strict=True):
                 result.set_shape(shape)
             tf.cond(there, lambda: done(lambda: self.apply(results)), nothing)
-            # Run `more` last: it begins the loop's next iteration. TensorFlow orders side effects only within one.
+            # Run `more` last: it begins a new iteration. TensorFlow orders side effects only within an iteration.
             before = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
             with tf.control_dependencies(before):
                 return [tf.ensure_shape(tf.py_function(more, [], tf.bool), [])]

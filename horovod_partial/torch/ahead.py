@@ -36,7 +36,7 @@ class ParametersAhead:
     @contextmanager
     def in_place_of(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
         """Context in which the parameters have the values of their copies. Autograd sees no change."""
-        # Copies of parameters outlive a wait in inference mode, no_grad or autocast. So leave these modes here.
+        # A program may wait in inference mode, no_grad or autocast. Leave these: copies of parameters outlive a wait.
         with (
             torch.inference_mode(False),
             torch.enable_grad(),

@@ -97,7 +97,7 @@ class GradientBucket:
         elif gradient.is_sparse:
             view.copy_(gradient.detach().to_dense())
         elif gradient.data_ptr() != view.data_ptr():
-            view.copy_(gradient.detach())  # with `create_graph=True` gradients have a graph: leave it out
+            view.copy_(gradient.detach())  # leave out the autograd graph that gradients have with `create_graph=True`
 
     def take(self, parameter: torch.nn.Parameter) -> bool:
         """Move a parameter's `grad` into the bucket; a missing one counts as zeros. Returns whether the bucket is complete."""
@@ -115,7 +115,7 @@ class GradientBucket:
         Raises:
             ValueError: the compression changes more than the dtype.
         """
-        for stream in self._streams:  # wait for the copies of gradients, made on the CUDA streams of forward passes
+        for stream in self._streams:  # wait for copies of gradients, which run on the CUDA streams of forward passes
             torch.cuda.current_stream(self.flat.device).wait_stream(stream)
         self._streams.clear()
         if scale != 1.0:
@@ -194,7 +194,7 @@ class GradientBucket:
 
     def wire_address(self) -> int:
         """Return the address of the tensor that travels, once the core may write to it."""
-        if self.wire.is_cuda:  # queued kernels may still use the tensor's memory, and the core does not know of them
+        if self.wire.is_cuda:  # wait for queued CUDA kernels that use the tensor: C++ code does not know of them
             torch.cuda.current_stream(self.wire.device).synchronize()
         return self.wire.data_ptr()
 

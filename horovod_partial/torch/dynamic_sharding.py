@@ -86,7 +86,7 @@ class DynamicShardingSampler(Sampler[list[int]]):
         self._place = Place(0)  # where in the data the next loop begins; not used while `_pass` is not None
         self._cached: Plan | None = None
         self._pass: _Pass | None = None  # the pass (an epoch, or its rest) from which a loop took its last batch
-        self._handed_out: deque[tuple[int, int]] = deque()  # (update, micro-batch) of each batch that workers prefetch
+        self._handed_out: deque[tuple[int, int]] = deque()  # (update, micro-batch) numbers of the prefetched batches
 
     def _order(self, epoch: int) -> Any:
         if not self.shuffle:
@@ -202,7 +202,7 @@ class _Pass:
         self._optimizer = weakref.ref(optimizer)
         self._tenure = Tenure(runtime)
         self._tenure.enter()
-        self._made = 0  # how many updates of its epoch (or of the rest) the rank had applied when `made` was last read
+        self._made = 0  # how many updates of the epoch (or its rest) this rank had applied when `made` was last read
         sampler._pass = sampler._pass or self
 
     @property
@@ -252,7 +252,7 @@ class _Batches:
 
     def _load(self, indices: Sequence[int]) -> Any:
         loader, dataset = self._loader, self._loader.dataset
-        fetch = getattr(dataset, "__getitems__", None)  # use `__getitems__` if there is one, as a DataLoader does
+        fetch = getattr(dataset, "__getitems__", None)  # prefer `__getitems__` if the dataset has it, like a DataLoader
         batch = loader.collate_fn(fetch(indices) if fetch else [dataset[index] for index in indices])
         pins = loader.pin_memory and torch.cuda.is_available()
         return pin_memory(batch) if pins else batch  # type: ignore[no-untyped-call]
@@ -362,7 +362,7 @@ class DynamicShardingLoader:
                 yield from self._batches(current)
                 timeline.passes.popleft()
         finally:
-            if timeline.loop is loop:  # let others make the begun micro-batch, unless a newer loop has begun it
+            if timeline.loop is loop:  # let other ranks make the begun micro-batch, unless a newer loop has begun it
                 self._optimizer._exchange.give_back()
 
     def _batches(self, current: _Pass) -> Iterator[Any]:

@@ -15,7 +15,7 @@ from horovod_partial.torch.operations import runtime
 __all__ = ["ElasticSampler", "TorchState", "run"]
 __path__: list[str] = []  # makes this module a package, as `horovod.torch.elastic` is one
 
-# This lets a `TorchState` save the place of a `DynamicShardingSampler` in the data.
+# With this handler, a `TorchState` saves the place of a `DynamicShardingSampler` in the data.
 get_handler_registry().append((DynamicShardingSampler, SamplerStateHandler))
 
 

@@ -35,7 +35,7 @@ class GradientFamily(Family):
         self.buckets = list(buckets)
         self._options = options
         for bucket in buckets:
-            self.config(bucket.flat, bucket.wire_dtype)  # raises errors about wrong options before backward passes
+            self.config(bucket.flat, bucket.wire_dtype)  # called to raise errors about wrong options before backward
 
     def config(self, tensor: torch.Tensor, dtype: torch.dtype, **options: Any) -> _attach.BucketConfig:
         """Return the declaration of a bucket whose tensor travels as `dtype`. `options` replace those of the family."""

@@ -53,8 +53,8 @@ def wrap(
     base = type(optimizer)
     horovod_zero_grad = cls.zero_grad
     horovod_synchronize = cls.synchronize
-    # PyTorch has wrapped Horovod's `step`, and the `step` of the user's optimizer, so that they call hooks.
-    # Unwrap Horovod's, so that hooks run once.
+    # PyTorch has wrapped Horovod's `step`, and the `step` of the user's optimizer, so that both call step hooks.
+    # Unwrap Horovod's `step`, so that step hooks run only once.
     horovod_step = inspect.unwrap(cls.step)
     # Horovod has two `step` methods. The one for Adasum supports closures, and the other does not.
     takes_closures = horovod_step is not horovod_optimizer._DistributedOptimizer.step
@@ -73,7 +73,7 @@ def wrap(
             with self.skip_synchronize() if round_steps.changes_gradients or scaler_has_reduced else nullcontext():
                 result = horovod_step(self, closure)
         else:
-            if self._handles:  # gradients were made before the closure, for example for the first step of SAM
+            if self._handles:  # gradients were made before the closure, for example by SAM's first step
                 self.synchronize()
             result = base.step(self, lambda: _reduced(self, closure, round_steps))
             self._synchronized = False
@@ -105,7 +105,7 @@ def wrap(
 
     cls.synchronize, cls.gives_way = synchronize, False
     cls.is_under_way = lambda self: bool(getattr(self, "_handles", None))
-    cls.stop_reducing = lambda self: None  # nothing to do: gradient hooks rest once another wrapper has taken over
+    cls.stop_reducing = lambda self: None  # nothing to do: gradient hooks rest once another wrapper owns the parameters
     cls.step, cls.zero_grad, cls.set_backward_passes_per_step = step, zero_grad, set_backward_passes_per_step
     cls.add_param_group = add_param_group
     cls.is_horovod_partial = True

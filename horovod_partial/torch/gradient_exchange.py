@@ -96,8 +96,7 @@ class GradientExchange(Exchange):
         self._bucket_options = bucket_options | {
             "prescale_factor": 1.0 / predivide,
             "postscale_factor": predivide,
-            # With a GradScaler, gradients that are not finite travel too, so that every rank skips the round and lowers
-            # the scale.
+            # With a GradScaler, non-finite gradients travel too, so every rank skips the round and lowers the scale.
             "drop_nonfinite": not self.unscales,
             "agreed": tuple(f"{name}={value}" for name, value in agreed.items() if value is not None),
         }
@@ -106,12 +105,12 @@ class GradientExchange(Exchange):
         self._hooks: list[Any] = []
 
         self._local_steps = 0
-        self._flushed_at = 0  # the number of local steps at the last flush
+        self._flushed_at = 0  # how many steps this rank had taken at the last flush
         self._has_result = False  # whether the parameters' gradients are a round's result that has not been applied
         self._steps_in_round = 1.0  # how many steps per rank, on average, the result of the newest round contains
         self._shown = ShownResult()
         self._ahead = ParametersAhead()
-        self._is_applying = False  # whether a round is being applied or waited for, so that none is applied ahead
+        self._is_applying = False  # whether a round is being applied or waited for; if so, none is applied ahead
         self._is_ahead_of_step = False  # whether `apply_ahead` has taken the rounds up to that of this step's gradients
         self._has_told = False  # whether too many backward passes before a step have raised an error
         self._has_warned = False  # whether the warning about `state_dict` without a flush was given
@@ -147,7 +146,7 @@ class GradientExchange(Exchange):
         """Name the buckets anew in each generation of Horovod, because new ranks begin to number optimizers at 1."""
         if not self._tenure.enter():
             return
-        self._owner = _attach.Owner()  # when this object is gone on every rank, its buckets end
+        self._owner = _attach.Owner()  # when every rank has deleted its `Owner`, the buckets end
         self._merging = None
         name = self._name.current()
         buckets = {f"{name}.{index}": members for index, members in enumerate(self._planned)}
@@ -160,13 +159,13 @@ class GradientExchange(Exchange):
                 self._planned,
                 self._wire_bytes,
             )
-            self._use_buckets(buckets)  # replaces buckets that an earlier measured plan may have made
+            self._use_buckets(buckets)  # this replaces buckets that an earlier merging plan may have made
         else:
             for bucket, named in zip(self.buckets, buckets, strict=True):
                 bucket.name = named
             self._family = GradientFamily(self.process_set, self.buckets, self._bucket_options)
         start = f"{healing.PREFIX}start.{name}"
-        owned = [start] if self._merging is not None else [*buckets, start]  # `Merging` owns its buckets itself
+        owned = [start] if self._merging is not None else [*buckets, start]  # buckets of `Merging` have another owner
         runtime.own(self._owner, self.process_set.process_set_id, owned)
         if self._replays:
             meeting, replica = runtime.meet(self.process_set), self.replica
@@ -193,7 +192,7 @@ class GradientExchange(Exchange):
                 "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
                 "backward_passes_per_step to accumulate gradients locally."
             )
-        self.synchronized = False  # `synchronized` is still True if a GradScaler skipped the step before
+        self.synchronized = False  # `synchronized` is still True if a GradScaler skipped the previous step
         self._passes_left[parameter] -= 1
         if self._passes_left[parameter] > 0:
             return
@@ -544,7 +543,7 @@ class GradientExchange(Exchange):
         if not self._replays and self._tenure.is_current:  # without replay, the sums of missed results are applied
             has_result = self._family.collect()
             with self._gradients_kept():
-                if self._show(has_result, steps=0.0):  # 0, because schedules have counted these steps already
+                if self._show(has_result, steps=0.0):  # 0 steps: learning rate schedules have counted them already
                     self._apply_round(optimizer)
         self._flushed_at = self._local_steps
 

@@ -9,7 +9,7 @@ from horovod.torch import mpi_ops
 
 from horovod_partial.runtime.runtime import Runtime
 
-_LEAST_NS = 50_000  # waits for Horovod that are shorter are not recorded: their operations were practically over
+_LEAST_NS = 50_000  # shorter waits for Horovod's operations are not recorded: the operation was nearly over
 
 
 @functools.cache

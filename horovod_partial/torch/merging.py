@@ -66,7 +66,7 @@ class Merging:
         self.buckets = {f"{prefix}.{index}": message for index, message in enumerate(messages)}
         owner = _attach.Owner()
         runtime.own(owner, self._process_set.process_set_id, [*self.buckets, self._planner.meeting])
-        # The old buckets end with their owner. The bucket in which ranks wait for each other has the new owner, too.
+        # Buckets of the plan before end with the old owner. The bucket where ranks wait for each other has the new one.
         self._owner = owner
 
     @property
@@ -85,7 +85,7 @@ class Merging:
         return self._rounds_before + Family(runtime, self._process_set, self.buckets).taken
 
     def gradient(self, parameter: torch.nn.Parameter) -> None:
-        """Note that backward has made a parameter's gradient. While gradients are timed, wait for the GPU first."""
+        """Record when backward has made a parameter's gradient. While gradients are timed, wait for the GPU first."""
         if parameter.is_cuda and self._steps.is_measured and not self._planner.is_on_trial:
             torch.cuda.synchronize(parameter.device)
         self._steps.record(self._positions[parameter])
@@ -141,7 +141,7 @@ class Collectives:
         self._device = device
 
     def everybody_is_here(self, name: str) -> bool:
-        model = torch.zeros(1)
+        model = torch.zeros(1, device="cpu")
         handle = arrive(model, model, name, Quorum(1.0), self._process_set)
         handle.synchronize()
         info = handle.info()
@@ -156,5 +156,7 @@ class Collectives:
         return broadcast_object(value, root, name, process_set=self._process_set)
 
     def gather(self, row: list[int], name: str) -> list[list[int]]:
-        rows: list[list[int]] = allgather(torch.tensor([row]), name=name, process_set=self._process_set).tolist()
+        rows: list[list[int]] = allgather(
+            torch.tensor([row], device="cpu"), name=name, process_set=self._process_set
+        ).tolist()
         return rows

@@ -89,15 +89,15 @@ class ModelExchange(models.ModelExchange, Exchange):
         self._name = Name(process_set, [names[p] for p in parameters])
         self._members = tuple(bucket_config.member(names[p], p.shape) for p in self._trained)
         self._tenure = Tenure(runtime)  # the generation of Horovod in which the bucket was declared
-        # The packed model. None before the first step, because the optimizer has no state then.
+        # The model, packed into one tensor. None before the first step, because until then the optimizer has no state.
         self._bucket: ModelBucket | None = None
         self._in_flight: PartialHandle | None = None
         self._forward_hook: Any = None
         self._slow_momentum = None if policy.slow_momentum is None else SlowMomentumState(policy.slow_momentum)
-        # What to call with the result of the average that is under way, to update the slow momentum; None for nothing.
+        # The function that updates the slow momentum by the result of the average under way; None for no update.
         self._learn: Callable[[torch.Tensor], None] | None = None
         self._local_steps = 0
-        self._flushed_at = 0  # the number of local steps at the last flush
+        self._flushed_at = 0  # how many steps this rank had taken at the last flush
 
     def _enter(self) -> None:
         if self._tenure.enter():
@@ -240,7 +240,7 @@ class ModelExchange(models.ModelExchange, Exchange):
     def forget(self) -> None:
         if runtime.failed or not runtime.is_initialized():
             self._forget_in_flight()
-            self._bucket = None  # Horovod may still write to the old bucket, whose memory the handle keeps alive
+            self._bucket = None  # Horovod may still write to the old bucket; its handle keeps the memory alive
         self.synchronize()
         if self._tenure.is_current:
             runtime.clear(self.process_set.process_set_id, [self.name])

@@ -29,7 +29,7 @@ add_process_set = runtime.add_process_set
 remove_process_set = runtime.remove_process_set
 shutdown = runtime.shutdown
 
-# The dtypes that Horovod's PyTorch operations reduce, each with the number that Horovod's core gives it.
+# The dtypes that Horovod's PyTorch operations reduce, each with its number in Horovod's C++ code.
 _DTYPES = {torch.int32: 4, torch.int64: 5, torch.float16: 6, torch.float32: 7, torch.float64: 8}
 
 
@@ -63,7 +63,7 @@ class PartialHandle:
 
     def __init__(self, handle: Any, source: torch.Tensor, work: torch.Tensor, output: torch.Tensor) -> None:
         self.handle = handle
-        self.source = source  # the core reads this tensor until the round has ended
+        self.source = source  # the operation reads this tensor until the round has ended
         self.work = work
         self.output = output
         _in_flight.add(self)
@@ -75,7 +75,7 @@ class PartialHandle:
         try:
             runtime.wait(self.handle)
         finally:
-            if self.handle.poll():  # after an interrupted wait the core may still use the tensors, so keep them
+            if self.handle.poll():  # after an interrupted wait the operation may still use its tensors: keep them
                 _in_flight.discard(self)
         if self.work is not self.output:
             self.output.copy_(self.work)
@@ -96,7 +96,7 @@ def init(*args: Any, **kwargs: Any) -> None:
         ValueError: settings contradict each other. Every rank raises the same error.
     """
     runtime.init(*args, **kwargs)
-    _config_of.cache_clear()  # forget declarations, because `init` may have taken another default policy from rank 0
+    _config_of.cache_clear()  # forget cached declarations: `init` may have taken another default policy from rank 0
 
 
 def join(device: int | None = None) -> int:
@@ -148,7 +148,7 @@ def record(directory: str | os.PathLike[str], megabytes: float = 64.0) -> None:
     runtime.record(directory, megabytes)
 
 
-@functools.lru_cache(maxsize=4096)  # this function is called in every round of each bucket
+@functools.lru_cache(maxsize=4096)  # cached, because it is called in every round of each bucket
 def make_config(
     *, dtype: torch.dtype, shape: tuple[int, ...], device: int = -1, op: int = Average, **arguments: Any
 ) -> _attach.BucketConfig:
@@ -281,7 +281,7 @@ def _submit(
         )
         try:
             config = _config_of(*what)
-        except TypeError:  # an argument cannot be hashed, so it is wrong: checks without the cache say why
+        except TypeError:  # an argument that cannot be hashed is wrong: checks without the cache say why
             config = _config_of.__wrapped__(*what)
         if config is not None:
             return submit(tensor, output, _check_call(tensor, name), process_set, config)
@@ -290,7 +290,7 @@ def _submit(
     return mpi_ops._allreduce_async(tensor, output, name, op, prescale_factor, postscale_factor, process_set)
 
 
-@functools.lru_cache(maxsize=4096, typed=True)  # the checks take longer than all the rest of an operation
+@functools.lru_cache(maxsize=4096, typed=True)  # cached: the checks take longer than the rest of an operation
 def _config_of(
     dtype: torch.dtype,
     shape: tuple[int, ...],

@@ -159,7 +159,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             merging=merging,
             round_steps=round_steps,
             bucket_options={
-                # Merged gradients travel in rounds. Under Full() each round waits for every rank.
+                # Merged gradients travel in rounds, even under Full(), where each round waits for every rank.
                 "sync": Quorum(1.0) if isinstance(policy, Full) else policy,
                 "op": op,
                 "gradient_predivide_factor": gradient_predivide_factor,

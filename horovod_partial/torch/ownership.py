@@ -14,8 +14,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from horovod_partial.torch.operations import runtime
 
-# For each parameter, a weak reference to its wrapped optimizer. This needs no lock, because only threads that wrap or
-# use optimizers read and write it.
+# For each parameter, a weak reference to the wrapped optimizer that owns it.
+# The table of owners needs no lock, because only threads that wrap or use optimizers read and write it.
 _owners: Any = WeakTensorKeyDictionary()
 
 

@@ -23,7 +23,7 @@ class ShownResult:
         # Copies of the gradients that the program sees, if further missed rounds wait to be applied.
         self._copies: list[torch.Tensor] = []
         self._misses_more = False
-        self._is_by_hand = False  # whether the program has changed a result by hand, or has left one out
+        self._is_by_hand = False  # whether the program has changed a round's result by hand, or has skipped one
         self._has_warned = False
 
     def __bool__(self) -> bool:

@@ -29,7 +29,7 @@ class SlowMomentumState:
         """Add the momentum to this rank's model, in place. The sum is its contribution to an average over all ranks."""
         if self._anchor is None or self._momentum is None:
             return
-        # A loaded state may be on another device than the model.
+        # State from a checkpoint may be on another device than the model. Move it to the model's device.
         self._anchor, self._momentum = self._anchor.to(model), self._momentum.to(model)
         momentum = self._momentum.mul(self._policy.beta).add_(self._anchor).sub_(model)
         torch.sub(self._anchor, momentum, alpha=self._policy.alpha, out=model)

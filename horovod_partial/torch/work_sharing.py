@@ -26,7 +26,7 @@ class MicroBatchBucket(GradientBucket):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.made = 0  # how many micro-batches of the open update the bucket's sum contains
+        self.made = 0  # how many micro-batches of the unfinished update the bucket's sum contains
         if self.wire_dtype != self.flat.dtype:
             self.wire = torch.empty_like(self.flat, dtype=self.wire_dtype)
 
@@ -51,7 +51,7 @@ class MicroBatchBucket(GradientBucket):
     def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: float) -> None:
         """Arrive with the sum of this rank's gradients in the open update. Call this once in each micro-batch."""
         if self.handle is not None and self.handle.poll():
-            # No update ends before this rank's micro-batch. If the operation has ended, it has failed: raise its error.
+            # No update ends before this rank's micro-batch. So an operation that has ended has failed: raise its error.
             self.handle.synchronize()
         wire = self.wire
         super().arrive(lambda packed: start(_into(wire, packed)), scale)
@@ -91,8 +91,8 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, backward_passes_per_step: int, **arguments: Any) -> None:
         self.updated = 0
-        self._applied = 0  # how many updates have been applied
-        self._told = 0  # how many updates had been applied at the end of the last step
+        self._applied = 0  # how many updates of work sharing have been applied
+        self._told = 0  # how many updates of work sharing had been applied at the end of the last step
         self.begins_in_step = True  # False if a DynamicShardingLoader begins the first micro-batch of each update
         self._passes_in_update = backward_passes_per_step
         arguments["bucket_options"] |= self._policy(grants=False)
@@ -104,8 +104,8 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
             self.unscales = self._grad_scaler is not None and self._grad_scaler.is_enabled()
 
     def _use_buckets(self, planned: Mapping[str, Sequence[torch.nn.Parameter]]) -> None:
-        # By the first bucket the coordinator counts complete micro-batches and grants further ones. So the first bucket
-        # must be the one that backward completes last.
+        # The coordinator counts complete micro-batches by the arrivals at the first bucket, and grants further ones.
+        # So the first bucket must be the one that backward completes last.
         super()._use_buckets(dict(reversed(list(planned.items()))))
 
     def _policy(self, *, grants: bool) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
         if self._tenure.is_current:
             return
         self._updates = 0
-        self._number = None  # a micro-batch begun in an earlier generation is lost
+        self._number = None  # a micro-batch begun in an earlier generation of Horovod is lost
         super()._enter()
         for bucket in self.buckets:
             bucket.abandon()  # gradients of an earlier generation of Horovod are lost
@@ -224,7 +224,7 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
 
     def _complete_micro_batch(self) -> None:
         self.require_begun()
-        for bucket in reversed(self.buckets):  # arrive at the first bucket last: the coordinator grants by it
+        for bucket in reversed(self.buckets):  # take the first bucket last: its arrivals let the coordinator grant more
             for parameter in list(bucket.missing):
                 self._add(bucket, parameter)
         same = all(bucket.is_unchanged for bucket in self.buckets)
@@ -267,7 +267,7 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
         taken = super()._take_round()
         if taken:
             self._updates += 1
-            self._steps_in_round = 1.0  # an update counts as one step of a learning rate schedule
+            self._steps_in_round = 1.0  # an update of work sharing counts as one step of a learning rate schedule
             for bucket in self.buckets:
                 bucket.begin_update()
         return taken
@@ -282,7 +282,7 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
     def _apply_round(self, optimizer: Any) -> None:
         try:
             super()._apply_round(optimizer)
-        finally:  # gradients of an applied update must not enter the next micro-batch, even if a user's hook fails
+        finally:  # gradients of an applied update must not enter the next micro-batch, even if a hook fails
             self._applied += 1
             for parameter in self._bucket_of:
                 parameter.grad = None

@@ -329,7 +329,7 @@ class _Methods(torch.optim.Optimizer):
             AssertionError: gradients are under way; call it after `step`. (After a failure it may be called at any time.)
         """
         self._exchange.forget()
-        state, groups = self.state, self.param_groups  # keep these: the user's optimizer and schedulers refer to them
+        state, groups = self.state, self.param_groups  # keep the objects that the user's optimizer and schedulers use
         self._base.load_state_dict(self, state_dict)
         state.clear()
         state.update(self.state)
@@ -359,7 +359,7 @@ def wrap(
 
     The wrapped optimizer shares the state and the parameter groups of the user's optimizer.
     """
-    exchange = make_exchange(optimizer)  # raises the errors of wrong arguments, before anything has changed
+    exchange = make_exchange(optimizer)  # wrong arguments raise errors in this call, before anything has changed
     base = type(optimizer)
     # Horovod's broadcast_optimizer_state takes steps without reducing if a wrapper's class has Horovod's module name.
     body = {**vars(_Methods), "__module__": "horovod.torch.optimizer", "_base": base, **members}

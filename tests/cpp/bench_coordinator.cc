@@ -5,6 +5,8 @@
 // Horovod's own bit vectors take one bit a tensor in each direction.
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <stdexcept>
 #include <string>

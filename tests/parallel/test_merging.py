@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ def test_plans_are_tried(trainer: Trainer, world: World, sync: str, known_cost: 
     assert {(1,) * 6, (6,)} <= tried
     assert world.same(one.optimizer.merging_plan.measured) > 0.0
     own = [name for name in hvd.partial_stats() if name.startswith(trainer.buckets(one.optimizer)[0].split(".plan")[0])]
-    assert not [name for name in own if ".plan" not in name and not name.endswith(".everybody")]
+    assert len({name.rpartition(".")[0] for name in own if not name.endswith(".wait")}) == 1
     one.train(SWITCH, first=5 * SWITCH)
     if sync == "full":
         assert one.weights() == reference(trainer, world, 6 * SWITCH)
@@ -130,7 +131,7 @@ def test_steps_without_gradients(trainer: Trainer, world: World, known_cost: Mes
 
 
 def test_options_that_differ(trainer: Trainer, world: World) -> None:
-    with pytest.raises(trainer.disagreement, match="merging=exact, 2 steps, again after None"):
+    with pytest.raises(trainer.disagreement, match="merging=exact, 2 steps, never again"):
         merged(trainer, world, warmup_steps=WARMUP + world.rank).train(1)
 
 
@@ -140,7 +141,7 @@ def test_a_real_measurement(trainer: Trainer, world: World, sync: str) -> None:
     one = merged(trainer, world, sync)
     one.train(SWITCH + 2)
     plan = world.gather(one.optimizer.merging_plan)[0]
-    assert plan.reason or plan.cost.r_squared >= 0.95
+    assert re.search("do not (lie|grow)", plan.reason) or plan.cost.r_squared >= 0.95
     if sync in ("full", EVERYBODY):
         assert one.weights() == reference(trainer, world, SWITCH + 2)
     trainer.hvd.flush()
@@ -177,7 +178,9 @@ def test_times_that_drift_make_a_new_plan(trainer: Trainer, world: World, monkey
 
 
 @pytest.mark.parametrize("sync", ["solo", pytest.param("majority", marks=pytest.mark.full_matrix)])
-def test_a_rank_that_has_left_ends_planning(trainer: Trainer, world: World, sync: str, known_cost: MessageCost) -> None:
+def test_a_rank_that_has_left_leaves_the_plan_as_it_is(
+    trainer: Trainer, world: World, sync: str, known_cost: MessageCost
+) -> None:
     one = merged(trainer, world, sync, replan_every=4)
     one.train(SWITCH + 6 if world.rank == 0 else SWITCH + 2)
     plan = one.optimizer.merging_plan
@@ -424,3 +427,20 @@ def test_a_checkpoint(world: World, known_cost: MessageCost) -> None:
     assert weights(model) == before
     train(world, optimizer, model, 2, first=10)
     assert weights(model) == after
+
+
+@pytest.mark.launch(ranks=(4,))
+@pytest.mark.parametrize("sync", ["majority", "solo"])
+def test_a_slow_rank_is_waited_for(world: World, sync: str, known_cost: MessageCost) -> None:
+    """The last rank has taken fewer steps when the others are where the next plan is made or tried."""
+    model = make_model()
+    optimizer = merge(model, sync, options={"rule": "measured"})
+    tried = set()
+    for step in range(5 * SWITCH):
+        time.sleep(0.02 if world.rank == world.size - 1 else 0.0)
+        train(world, optimizer, model, 1, first=step)
+        tried.add(optimizer.merging_plan and optimizer.merging_plan.messages)
+    assert {(1, 1, 1), (3,)} <= tried
+    optimizer.flush()
+    assert len(set(world.gather(optimizer.merging_plan.messages))) == 1
+    world.same(weights(model))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from horovod_partial import policies
 from horovod_partial.insight import recording
 from horovod_partial.insight.report import Summary, prometheus, trace
-from horovod_partial.insight.simulate import Trace, parse_delays
+from horovod_partial.insight.simulate import RecordedSteps, Trace, parse_delays
 from horovod_partial.merging import MergingPlan, MessageCost
 from horovod_partial.settings import Settings
 
@@ -71,6 +71,16 @@ def test_files_of_plans_and_traces(tmp_path_factory: Any, data: st.DataObject, r
     for load in (MergingPlan.load, Trace.load):
         with suppress(ValueError):
             load(file)
+
+
+@given(rows=st.lists(texts, max_size=3), raw=st.one_of(st.none(), st.binary(max_size=60)))
+@example(rows=["0,10000000000,1"], raw=None)
+@example(rows=["0,0," + "1" * 140_000], raw=None)
+def test_files_of_steps(tmp_path_factory: Any, rows: list[str], raw: bytes | None) -> None:
+    file: Path = tmp_path_factory.mktemp("damaged") / "steps.csv"
+    file.write_bytes(raw if raw is not None else "\n".join(["step,rank,seconds", *rows]).encode("utf-8", "ignore"))
+    with suppress(ValueError):
+        RecordedSteps.load(file)
 
 
 @pytest.fixture(scope="module", params=[None, 2], ids=["full", "quorum"])

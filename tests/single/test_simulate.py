@@ -132,6 +132,9 @@ def test_recorded_steps_come_in_order_or_as_they_are_drawn(tmp_path: Path) -> No
     rows = resampled.draw(100, 2, 0.5, seed=0).tolist()
     assert {tuple(row) for row in rows} == {(0.0, 1.0), (0.5, 1.5)}
     assert rows == resampled.draw(100, 2, 0.5, seed=0).tolist() != resampled.draw(100, 2, 0.5, seed=1).tolist()
+    for wrong in ((), ((),), ((1.0,), (1.0, 2.0)), ((0.0,),)):
+        with pytest.raises(ValueError, match="one tuple or more"):
+            RecordedSteps(wrong)
     with pytest.raises(ValueError, match="recorded steps are of 2 ranks, so 3 cannot be simulated"):
         simulate(one_message(0.1), "full", 3, cluster=FREE, iterations=2, delays=resampled)
 

@@ -21,7 +21,7 @@ void Check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(std::string("CUDA: ") + cudaGetErrorString(error));
 }
 
-// Returns a function of CUDA's driver. Linking to the driver would fail on machines without a GPU.
+// Returns a function of CUDA's driver. We do not link to the driver, because machines without a GPU do not have it.
 template <class Function>
 Function* DriverFunction(const char* name) {
   void* address = nullptr;
@@ -48,8 +48,8 @@ CUcontext RetainContext(int device) {
 }
 
 // While a guard lives, this thread works on the guard's device: the context of the device is on top of the thread's
-// stack of contexts. cudaSetDevice is not used. If the thread had no context before, its way back would be to set
-// device 0, and that would make a context there. A context takes half a gigabyte of the GPU in each process.
+// stack of contexts. cudaSetDevice is not used: to give a thread without a context its old state back, it would have to
+// set device 0, and so would make a context on device 0. A context takes half a gigabyte of the GPU in each process.
 //
 // While the application captures a CUDA graph, CUDA refuses calls of any thread if they might belong to the graph. Our
 // calls never do, and the capture mode `relaxed` says so. Without it CudaReadyEvent::Ready would wrongly return true.
@@ -210,7 +210,7 @@ class PinnedMemory final : public HostAddressable {
 template <class Kind>
 Kind& OneOfEach(int device) {
   static std::mutex mutex;                                           // guards the map of memories
-  static auto* memories = new std::map<int, std::unique_ptr<Kind>>;  // never freed: buffers may outlive static objects
+  static auto* memories = new std::map<int, std::unique_ptr<Kind>>;  // memories are never freed: buffers may use them
   std::lock_guard<std::mutex> lock(mutex);
   auto& memory = (*memories)[device];
   if (memory == nullptr) memory = std::make_unique<Kind>(device);

@@ -11,7 +11,7 @@
 namespace horovod_partial {
 
 // A cache of the groups that have a communicator. It is the same on every rank, because each rank sees the groups of
-// all its process set's rounds in the same order. (If one rank freed a communicator and the other members kept it, they
+// all rounds of the process set in one order. (If one rank freed a communicator and the other members kept it, they
 // would hang at its next use.) Each rank has room for `capacity` communicators. If a member of a new group has no room,
 // that member's least recently used group is evicted on all ranks.
 class GroupCache {
@@ -19,7 +19,7 @@ class GroupCache {
   GroupCache(int size, std::size_t capacity) : capacity_(capacity), load_(static_cast<std::size_t>(size)) {}
 
   // Marks a group of ranks as used. Returns the groups that lose their communicators for it. The caller must free these
-  // communicators before it makes that of this group.
+  // communicators before it makes a communicator for `group`.
   std::vector<Members> Use(const Members& group);
   bool Contains(const Members& group) const { return at_.count(group) > 0; }
   std::size_t size() const { return order_.size(); }

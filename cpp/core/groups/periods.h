@@ -18,7 +18,7 @@ class Periods {
 
   void TakeStep() { ++steps_; }
   // Returns true if this rank must arrive at the bucket with which ranks end periods. When the round of this arrival
-  // has ended, the caller must ask again: it may have ended an earlier period, whose end another rank reached first.
+  // has ended, the caller must ask again: another rank may have closed this round, to end an earlier period.
   bool MustSignal(Round ended) const { return ended == 0 || (steps_ >= length_ && !IsOver(ended)); }
   // Returns true if some rank has taken all its steps of the present period, so the models must be averaged now.
   bool IsOver(Round ended) const { return ended >= periods_ + 2; }
@@ -39,8 +39,8 @@ class Periods {
 
  private:
   int length_;
-  Round periods_ = 0;  // number of periods that are over
-  int steps_ = 0;      // steps of this rank in the present period
+  Round periods_ = 0;  // the number of periods that are over
+  int steps_ = 0;      // the number of steps of this rank in the present period
 };
 
 }  // namespace horovod_partial

@@ -40,7 +40,7 @@ bool ReadyGroups::Connected(const std::vector<Rank>& parts, const std::vector<bo
 
 void ReadyGroups::Add(const Members& group, const std::vector<bool>& active) {
   auto parts = Parts(window_ - 1);
-  for (const Rank rank : group) {  // the connected components with ranks of the group become one
+  for (const Rank rank : group) {  // the parts of the job that have ranks in the group become one part
     const Rank old = parts[Index(rank)];
     std::replace(parts.begin(), parts.end(), old, parts[Index(group.front())]);
   }
@@ -56,7 +56,7 @@ std::vector<Members> ReadyGroups::Form(std::vector<Candidate> candidates, const 
   std::vector<Members> groups;
   hold_until_ = kNever;
   while (candidates.size() >= group_size_) {
-    auto parts = Parts(window_ - 1);  // once there are `window_` groups, a new one drops the oldest of them
+    auto parts = Parts(window_ - 1);  // a new group and the last `window_ - 1` groups together shall connect all ranks
     const bool connected = Connected(parts, active);
     // If the last groups connect all ranks, half as many groups shall do so too. Then no rank must be held back later.
     if (connected) parts = Parts(window_ / 2);

@@ -30,7 +30,7 @@ class ReadyGroups {
   // Records a group that Form has not made, so that it counts among the last groups, which shall connect all ranks.
   void Add(const Members& group, const std::vector<bool>& active);
 
-  // Returns until when an arrived rank is held back to meet a rank of another part of the job, or kNever if none is.
+  // Returns until when an arrived rank is held back to meet a rank of another part of the job; kNever if no rank is.
   // Form must be called again at that time, even if no other rank has arrived.
   Time hold_until() const { return hold_until_; }
   std::int64_t formed() const { return formed_; }

@@ -51,7 +51,7 @@ MergingPlan Exact(const std::vector<Gradient>& gradients, const LinearCost& cost
   return plan;
 }
 
-// Plans messages by Algorithm 1 of the MG-WFBP paper. When gradients are merged, only changed start times are computed.
+// Plans messages by Algorithm 1 of the MG-WFBP paper. A merge computes anew only the start times that change.
 MergingPlan Paper(const std::vector<Gradient>& gradients, const LinearCost& cost) {
   MergingPlan plan{0};
   double free = -std::numeric_limits<double>::infinity();  // when the previous message has ended

@@ -43,7 +43,7 @@ MergingPlan PlanMerging(MergingRule rule, const std::vector<Gradient>& gradients
                         double threshold_bytes);
 
 struct Message {
-  double start = 0;  // seconds since the moment from which Gradient::ready counts
+  double start = 0;  // when the message starts, in seconds since the moment from which Gradient::ready counts
   double end = 0;
   double bytes = 0;
 };

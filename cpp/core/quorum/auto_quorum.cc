@@ -6,9 +6,9 @@
 namespace horovod_partial {
 namespace {
 
-constexpr Round kWarmUp = 4;        // first rounds, whose steps do not count: ranks compile, allocate, read first data
-constexpr Round kTransition = 2;    // rounds after a change of quorum, bucket or ranks that do not count for the rate
-constexpr std::size_t kMarks = 25;  // the number of closings that are kept to measure a rate; 25 bound 24 rounds
+constexpr Round kWarmUp = 4;        // steps in this many first rounds do not count: ranks compile, allocate, read data
+constexpr Round kTransition = 2;    // how many rounds after a change of quorum, bucket or ranks count for no rate
+constexpr std::size_t kMarks = 25;  // a rate is measured from at most this many closings, with 24 rounds between them
 constexpr std::size_t kFewest = 6;  // the least number of closings from which a rate is computed
 constexpr std::size_t kReductions = 16;
 
@@ -57,7 +57,7 @@ void AutoQuorum::Ended(Time now) {
   if (reductions_.size() > kReductions) reductions_.pop_front();
 }
 
-// Returns how long a reduction takes: the shortest of the last times, because the end of a round may be noticed late.
+// Returns how long a reduction takes: the shortest of the last ones, because their ends may be noticed late.
 Time AutoQuorum::Reduction() const {
   return reductions_.empty() ? Time(0) : *std::min_element(reductions_.begin(), reductions_.end());
 }

@@ -16,7 +16,7 @@ namespace horovod_partial {
 
 // Chooses one quorum for all buckets of a policy, because the steps of a rank do not depend on the bucket. It observes
 // the rounds of one of these buckets, and depends on nothing else. Every kPeriod rounds it predicts from recent steps
-// the rate (steps per second) with each candidate quorum. Each closing predicts for one candidate, so none takes long.
+// the rate (steps per second) with each candidate quorum. To be quick, Close makes at most one prediction.
 class AutoQuorum {
  public:
   static constexpr Round kPeriod = 8;

@@ -24,7 +24,7 @@ class GraceEstimator {
   Time Estimate() const { return estimate_; }
 
  private:
-  // A ring buffer of the newest values.
+  // A ring buffer of the newest durations.
   class Window {
    public:
     void Push(Time value);

@@ -12,7 +12,7 @@
 
 namespace horovod_partial {
 
-// The policy of a bucket. All ranks must have the same. Solo is a quorum of 1. Majority is a quorum of half the ranks,
+// The policy of a bucket. All ranks must share it. Solo is a quorum of 1. Majority is a quorum of half the ranks,
 // or a random initiator (eager-SGD, PPoPP'20, section 4). GroupAverage is a quorum of 1 with a schedule (WAGMA-SGD).
 // PartialReduce forms groups of ready ranks (P-Reduce).
 struct Policy {
@@ -31,13 +31,13 @@ struct Policy {
   Round max_staleness = 8;       // the number of rounds that a rank may miss in a row; 0 or more
   Time grace = kAutomaticGrace;  // how long a round stays open after its policy is satisfied, for other ranks
   Schedule schedule;             // GroupAverage: which ranks average their models together
-  Round period = 0;              // GroupAverage: in every `period`-th round all ranks are one group; if 0, in none
+  Round period = 0;              // GroupAverage: in every `period`-th round all ranks are one group; 0 for never
   int group_size = 0;            // PartialReduce: the number of ranks in a group, 1 or more
   int window = 0;                // PartialReduce: the number of consecutive groups that shall connect all ranks
   int micro_batches = 0;  // WorkSharing: the number of micro-batches in an update, a multiple of the number of ranks
   // WorkSharing: true for the bucket in which ranks report their micro-batches, and learn which they may begin.
   bool grants = false;
-  std::string description;  // the user's words for the policy; all ranks must have the same, and errors show them
+  std::string description;  // the user's words for the policy; all ranks must have the same words, and errors show them
 
   template <class Self>
   static auto Fields(Self& self) {

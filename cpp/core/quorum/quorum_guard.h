@@ -67,8 +67,8 @@ class QuorumGuard {
   // Delays further increases (or decreases) of the quorum, after one was taken back or the opposite change was kept.
   struct Hold {
     long until = 0;            // the period of rounds in which the delay of a change ends
-    double promise = 0;        // the last predicted gain of speed, or that of the change that was taken back
-    std::optional<Rate> rate;  // the last measured rate, or that before the change that was taken back
+    double promise = 0;        // the gain of speed that was predicted when the delay began, or for the undone change
+    std::optional<Rate> rate;  // the rate that was measured when the delay began, or before the undone change
     int periods = 8;
   };
   struct Trial {

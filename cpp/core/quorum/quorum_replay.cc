@@ -9,10 +9,10 @@ namespace horovod_partial {
 namespace {
 
 constexpr int kSpans = 3;
-constexpr int kMostRounds = 512;      // most simulated rounds: enough even if a step is as long as hundreds of others
-constexpr int kMostVisits = 1 << 17;  // limit of simulated rounds times ranks, so that no prediction takes long
+constexpr int kMostRounds = 512;      // the most rounds simulated, enough if a step is as long as hundreds of others
+constexpr int kMostVisits = 1 << 17;  // the most rounds times ranks to simulate, so that no prediction takes long
 
-// Simulates ranks that repeat their recent steps, to predict their rate under a quorum. All begin a step at time 0.
+// Simulates ranks that repeat their recent steps, to predict their rate under a quorum. All ranks begin at time 0.
 class Replayed {
  public:
   Replayed(const StepSample& sample, const QuorumRule& rule)
@@ -85,8 +85,8 @@ class Replayed {
     return LastWithin(std::max(*last, stale));
   }
 
-  // Returns when a round closes if its policy is satisfied at this time: when all ranks are there, or after the grace.
-  // If most missing ranks come within the cap of automatic grace, it lasts until the last of them. Else it is zero.
+  // Returns when a round closes if its policy is satisfied at `satisfied`: when all ranks have arrived, or after the
+  // grace. Automatic grace ends with the last arrival within its cap. It is 0 unless most missing ranks meet the cap.
   Time LastWithin(Time satisfied) const {
     const bool learns = rule_.grace == Policy::kAutomaticGrace;
     const Time end = satisfied + (learns ? GraceEstimator::CapOf(sample_.usual) : rule_.grace);

@@ -11,7 +11,7 @@ namespace horovod_partial {
 
 // The recent steps of the ranks that train. A step lasts from a result of the rank to its next arrival.
 struct StepSample {
-  std::vector<Time> steps;  // the length of each step: all steps of a rank, oldest first, then the next rank's
+  std::vector<Time> steps;  // the length of each step: all steps of a rank, oldest first, then those of the next rank
   // The index in `steps` of each rank's first step, then the number of all steps. Each rank has at least one step.
   std::vector<std::size_t> begin;
   Time span{0};       // the largest total length of the steps of one rank
@@ -30,7 +30,7 @@ struct QuorumRule {
 };
 
 // Predicts the steps of all ranks per second, or 0 if it cannot predict. The simulated ranks repeat their steps for
-// three times `sample.span`. The first third of that time does not count, because all ranks begin it together. At most
+// three times `sample.span`. The first third of that time does not count, because all ranks begin at once. At most
 // kMostRounds rounds are simulated.
 double PredictRate(const StepSample& sample, const QuorumRule& rule);
 

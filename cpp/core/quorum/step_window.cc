@@ -7,7 +7,7 @@ namespace horovod_partial {
 namespace {
 
 constexpr std::size_t kCapacity = StepWindow::kRounds;  // the number of steps that are kept of each rank
-constexpr std::size_t kPauses = 2;                      // how many of the longest delays count as system pauses
+constexpr std::size_t kPauses = 2;                      // this many of the longest delays count as pauses of the system
 // The number of steps that a rank must have before one of them can be recognised as delayed.
 constexpr std::size_t kEnough = 4;
 

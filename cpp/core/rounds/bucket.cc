@@ -103,7 +103,7 @@ int Bucket::TakeRounds(int rounds, void* output) {
     gradients = held_gradients_;
     --rounds;
   }
-  while (rounds > 0 && !missed_.empty()) {  // a join on another thread may have dropped some of these results
+  while (rounds > 0 && !missed_.empty()) {  // a join on another thread may have dropped some of the missed results
     MissedResults::Result result = missed_.Pop();
     rounds -= result.rounds;
     if (result.gradients == 0) continue;
@@ -126,13 +126,13 @@ int Bucket::ReportArrival() {
 }
 
 int Bucket::ReportPending() {
-  // A running round uses the buffer outgoing_. So contributions that come meanwhile are announced when it has ended.
+  // A running round uses the buffer outgoing_. So contributions that come meanwhile are announced after the round.
   if (state_ == State::kRunning) return 0;
   if (reported()) return 0;
   ForgetCleared();
   if (options_.late == Late::kKeep) {
-    // While an arrival is not reported, its model stays in incoming_: the model goes into the next round if the arrival
-    // is on time, and waits for a later round otherwise.
+    // While an arrival is not reported, its model stays in the buffer incoming_. If the arrival is on time, the model
+    // goes into the next round. Otherwise the model waits for a later round.
     if (incoming_gradients_ > 0 && state_ != State::kArrived) {
       std::swap(outgoing_, incoming_);
       outgoing_gradients_ = std::exchange(incoming_gradients_, 0);
@@ -172,12 +172,12 @@ Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
   Entry entry;
   if (!closing.Includes(rank)) {
     entry.member = false;
-    const bool nobody = GroupsOf(closing.groups).empty();  // a flush of models delivers nothing, and counts as no round
+    const bool nobody = GroupsOf(closing.groups).empty();  // a round that no rank is in does not count
     completed_ = std::max(completed_, closing.round + (nobody ? 0 : 1));
     return entry;
   }
   const int gradients = announced ? arrival_.gradients : outgoing_gradients_;
-  // For a kept model the closing may have another number: the model is too old to count, or it was forgotten since.
+  // A closing may count 0 for a kept model that is too old, or 1 for a kept model that this rank has forgotten since.
   const bool kept = options_.late == Late::kKeep && !announced && (mine.gradients == 0 || !outgoing_.empty());
   if (state_ == State::kRunning || mine.fresh != announced || (mine.gradients != gradients && !kept)) {
     throw std::logic_error("round " + std::to_string(closing.round) + " of " + name_ + " on rank " +
@@ -220,7 +220,7 @@ bool Bucket::Finish() {
   const bool replays = options_.missed == Missed::kReplay;
   Buffer& late_result = kept ? scratch_ : outgoing_;
   void* result = on_time_ ? arrival_.output : late_result.data();
-  // A missed average of models is not divided here, but when it is taken: a newer model of this rank is added first.
+  // A missed sum of models is divided later, because TakeMissed first adds a newer model of this rank.
   const bool divides = options_.divisor == Divisor::kContributors && options_.weights == Weights::kUniform;
   if (divides && !(kept && !on_time_) && members_gradients_ > 1)
     memory().Scale(options_.type, result, options_.elements, 1.0 / members_gradients_);
@@ -265,7 +265,7 @@ void Bucket::LeaveOut(Round completed) {
 void Bucket::Clear(Round complete) {
   incoming_gradients_ = 0;
   if (options_.missed == Missed::kReplay) {
-    if (std::exchange(held_, false)) missed_.PushEmpty();  // all results are emptied below, so any order will do
+    if (std::exchange(held_, false)) missed_.PushEmpty();  // the order of results does not matter: all become empty
     lost_ += std::max<Round>(complete - taken(), 0);
     while (!missed_.empty() && taken() < complete) missed_.Pop();
     missed_.MakeEmpty();

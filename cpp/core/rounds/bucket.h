@@ -53,7 +53,7 @@ class Bucket {
   enum class State : std::uint8_t { kIdle, kArrived, kRunning };
 
   // An arrival, with pointers to the application's memory. `input` is null if the arrival only delivers the pending
-  // sum. Then the result counts as missed, and `output` is working memory.
+  // sum. The result of such an arrival counts as missed, and its `output` is working memory.
   struct Arrival {
     const void* input = nullptr;
     void* output = nullptr;
@@ -66,7 +66,7 @@ class Bucket {
     kOnTime,   // the next report announces the arrival; after Finish its result is in the output of the arrival
     kLate,     // the contribution is pending, and TakeMissed can be called now
     kWaiting,  // a round runs, so the contribution is pending. When Finish has ended the round, call TakeMissed
-    kBusy,     // nothing was done, because an arrival is outstanding or its result has not been taken
+    kBusy,     // the arrival was refused: an earlier one is outstanding, or its result has not been taken
   };
   // What this rank reduces in a round.
   struct Entry {
@@ -80,7 +80,7 @@ class Bucket {
 
   // Hands over a contribution. Called on the application's thread.
   Arrived Arrive(const Arrival& arrival);
-  // Under work sharing: records that `gradients` more were added to the arrival. The next report has the new number.
+  // Under work sharing: records that `gradients` more gradients were added to the arrival. The next report counts them.
   void Add(int gradients) {
     arrival_.gradients += gradients;
     reported_ = false;
@@ -112,7 +112,7 @@ class Bucket {
   // a round that waits for all ranks. A round that closes before the next report delivers zeros instead of the pending
   // sum. In a family, rounds from `complete` on have not ended in all buckets: they still count, without results.
   void Clear(Round complete = 0);
-  // Called when no thread will take the missed results.
+  // Called when this rank has retired the bucket, so that no thread will take the missed results.
   void DiscardMissed() { missed_.Clear(); }
   // In a family: records that this rank has joined. It gets no more results, not even the result of a running round.
   // `completed` is the number of rounds that have ended on other ranks.
@@ -127,7 +127,7 @@ class Bucket {
   const BucketOptions& options() const { return options_; }
   std::size_t bytes() const { return options_.elements * SizeOf(options_.type); }
   bool declared() const { return declared_; }                               // true if a round of this bucket has closed
-  bool reported() const { return state_ == State::kArrived && reported_; }  // the coordinator knows of the arrival
+  bool reported() const { return state_ == State::kArrived && reported_; }  // true if a report announced the arrival
   bool wants_full_round() const { return wants_full_round_; }
   bool HasPending() const {  // true if there are late contributions that a round will deliver
     return options_.late == Late::kAccumulate && (cleared_ ? 0 : outgoing_gradients_) + incoming_gradients_ > 0;
@@ -170,11 +170,11 @@ class Bucket {
   Arrival arrival_;  // the present arrival; valid in state kArrived, and in kRunning if `on_time_`
   bool only_delivers_ = false;
   bool reported_ = false;  // true if the coordinator knows of the arrival
-  bool on_time_ = false;   // while a round runs: true if the round has the arrival in it
+  bool on_time_ = false;   // while a round runs: true if its sum contains this rank's arrival
   bool wants_full_round_ = false;
   bool discard_result_ = false;  // while a round runs: true if Clear was called, so the result will not be kept
-  bool left_out_ = false;        // in a family: true if this rank has joined, so it gets no result
-  // True if the pending sum was forgotten after it was announced: until the next report a round may count it.
+  bool left_out_ = false;        // while a round of a family runs: true if this rank has joined, so it gets no result
+  // True if the pending sum was forgotten after a report announced it. A round may count it until the next report.
   bool cleared_ = false;
   bool held_ = false;          // in a family: true if the result in the output of the arrival has not been taken
   int held_gradients_ = 0;     // the number of gradients in the untaken result of the arrival

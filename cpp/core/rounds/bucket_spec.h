@@ -52,7 +52,7 @@ struct BucketSpec : Handling {
   Policy policy;
   double prescale_factor = 1;
   double postscale_factor = 1;
-  std::vector<std::string> members;  // the parts of the tensor with their shapes, in the user's words
+  std::vector<std::string> members;  // the name and the shape of each tensor in the bucket; errors show them
 
   template <class Self>
   static auto Fields(Self& self) {

@@ -4,7 +4,7 @@
 
 namespace horovod_partial {
 
-// Records how long after the first rank this rank arrived. A late arrival may be before the first one: it counts as 0.
+// Records how long after the first rank this rank arrived. For a late arrival this may be negative, and counts as 0.
 void BucketState::RankState::RecordOffset(Time offset) {
   offset_seconds += std::chrono::duration<double>(std::max(offset, Time(0))).count();
   ++arrivals;
@@ -123,7 +123,7 @@ Closing::Contribution BucketState::ContributionOf(Rank rank) const {
   if (state.arrival) return {state.arrival->gradients, true, false, state.arrival->work};
   contribution.gradients = state.said.pending;
   if (!declaration || policy().schedule.kind == Schedule::Kind::kNone) return contribution;
-  // A kept model goes into one round after the other, but into no more than max_staleness rounds.
+  // A kept model stands in for its rank in later rounds, but in no more than max_staleness of them.
   contribution.stale = state.said.late == 0;
   if (contribution.stale && round - state.last_contribution > policy().max_staleness) contribution = {};
   return contribution;
@@ -169,7 +169,7 @@ Partition BucketState::GroupsFor(Closing::Reason reason) {
     if (reason == Closing::Reason::kLiveness && WantsEverybody()) return {};
     return GroupsOf(policy().schedule, round, size());
   }
-  // Under PartialReduce ranks are held back, so more of them may have arrived than one group can have.
+  // Under PartialReduce ranks may be held back. So there may be more arrived ranks than one group can have.
   const auto left = InOrderOfArrival();
   const auto most = static_cast<std::size_t>(policy().group_size);
   std::vector<Members> groups;

@@ -19,7 +19,7 @@ struct BucketState {
     int gradients = 0;
     int work = 0;
     bool full = false;
-    Time time{0};  // when the rank arrived; this may be earlier than the report by the time of a reduction
+    Time time{0};  // when the rank arrived; the report may come later, as none is sent during a reduction
     Time step{0};  // the time between the last two arrivals of the rank
   };
   // What a rank's report of this cycle says of the bucket.
@@ -37,7 +37,7 @@ struct BucketState {
     Said said;
     std::optional<Arrival> arrival;  // the rank's arrival at the open round, if it has arrived
     std::optional<int> device;       // the device of the rank's tensor, if the rank has declared the bucket
-    int late_seen = 0;               // the most late arrivals in any report since the last closing
+    int late_seen = 0;               // the largest number of late arrivals in a report since the last closing
     Round last_contribution = -1;
     Time last_arrival = kNever;  // when the rank last arrived; kNever if it has not arrived yet
     double offset_seconds = 0;   // how many seconds the rank was behind the first rank, summed over its arrivals
@@ -103,11 +103,11 @@ struct BucketState {
   std::vector<Rank> InOrderOfArrival() const;
 };
 
-using BucketStates = std::map<std::string, BucketState>;  // the buckets by name
+using BucketStates = std::map<std::string, BucketState>;  // what the coordinator knows of each bucket, by its name
 
 // What a rank reports about itself, and not about a single bucket.
 struct RankLevel {
-  bool absent = false;   // true if the rank is out of training for all buckets, also for unused ones
+  bool absent = false;   // true if the rank is out of training for all buckets, also for those that it has not used
   bool waiting = false;  // true if the rank waits for a round, so that it cannot arrive at any bucket
   bool blocked = false;  // true if all known threads of the rank wait or are out of training
   bool leaves = false;

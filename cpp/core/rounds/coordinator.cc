@@ -7,8 +7,8 @@
 namespace horovod_partial {
 namespace {
 
-// A rank may arrive before the policy is satisfied and still be late, because its report was on the way. Such a rank
-// needs one more cycle, and any grace above zero provides that.
+// The shortest delay of a rank from which grace is learned. A rank may arrive before the policy is satisfied and still
+// be late, because its report was on the way. With any grace above zero a round waits one more cycle for this rank.
 constexpr Time kSmallestLag{1};
 
 // At round 0 ranks make communicators for the groups of at most this many later rounds, and make others when needed.
@@ -173,8 +173,8 @@ bool Coordinator::OnlyBlockedRanksAreLeft() const {
 }
 
 // Returns true if every rank is blocked and no wait can end (docs/protocol.md, rule 12). The waits are for round 0 of a
-// bucket that other ranks do not use, for a flush to which others do not come, or for an update in which a blocked rank
-// holds a micro-batch. A rank that takes results in a flush is at work, so it does not count as blocked.
+// bucket that other ranks do not use, for a flush to which others do not come, or under work sharing for an update in
+// which a blocked rank holds a micro-batch. A rank that takes results in a flush is at work, so it is not blocked.
 bool Coordinator::RanksWaitForEachOther() const {
   if (deadlock_after_ == kNever || AnythingRuns()) return false;
   for (const RankLevel& level : levels_)
@@ -257,7 +257,7 @@ Closing Coordinator::Close(const std::string& name, BucketState& bucket, Closing
     BucketState::RankState& state = bucket.At(rank);
     on_time[Index(rank)] = state.arrival.has_value();
     const Closing::Contribution contribution = bucket.ContributionOf(rank);
-    // A round ends a rank's staleness only if the rank contributes gradients to it. In a flush it may have none.
+    // A round ends a rank's staleness only if the rank contributes gradients to it. In a flush a rank may have none.
     if (contribution.gradients > 0 && !contribution.stale) state.last_contribution = bucket.round;
     closing.contributions.push_back(contribution);
     if (state.arrival) state.RecordOffset(state.arrival->time - bucket.first_arrival);
@@ -276,7 +276,7 @@ Closing Coordinator::Close(const std::string& name, BucketState& bucket, Closing
     if (!bucket.declaration) Begin(bucket, closing);
     bucket.declared.clear();
   }
-  if (flush) return closing;  // a flush of models counts as no round
+  if (flush) return closing;  // the closing of a bucket of models in a flush counts as no round
   if (bucket.closed != kNever) bucket.grace.RecordStep(now - bucket.closed);
   bucket.closed = now;
   bucket.last_first_arrival = bucket.first_arrival;
@@ -393,7 +393,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     }
     if (bucket.declaration && bucket.HasArrival() && !bucket.SharesWork()) {
       if (!bucket.Satisfied()) {
-        bucket.satisfied = kNever;  // not satisfied any more: a rank for which the round must wait trains again
+        bucket.satisfied = kNever;  // the policy is no longer satisfied, for example because a rank trains again
       } else if (bucket.satisfied == kNever) {
         bucket.satisfied = now;
       }
@@ -434,7 +434,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     }
   }
   // A flush closes no round at which a rank has arrived, because a thread that does not flush may wait in that round.
-  // When that round closes by itself, its closing counts for the flush.
+  // That round closes later, for another reason. Then the flush needs no other round of the bucket.
   for (const std::string& name : std::set<std::string>(unflushed_)) {
     BucketState& bucket = buckets_.at(name);
     if (bucket.HasArrival() || bucket.Running() || bucket.Draining()) continue;

@@ -26,7 +26,7 @@ namespace horovod_partial {
 class Coordinator {
  public:
   // How long ranks that have ended wait for ranks that are blocked in a collective of Horovod. That collective needs
-  // the ended ranks and will never run. So the ended ranks leave after this time, and Horovod fails the others.
+  // the ended ranks and will never run. So after this time the ended ranks leave, and the others get an error.
   static constexpr Time kAbandonAfter = std::chrono::seconds(10);
 
   // Ranks that have waited for each other for this long count as waiting for ever, unless the user sets another time.
@@ -40,11 +40,11 @@ class Coordinator {
 
   void Observe(Rank rank, const Report& report, Time now);
   // Records which ranks are in hvd.join(). Horovod sends zeros for these ranks. The coordinator forgets their arrivals.
-  // They are reported again when the join is over.
+  // The ranks report these arrivals again when the join is over.
   void SetJoined(const std::vector<bool>& joined);
   std::vector<Closing> Decide(Time now);
 
-  // The micro-batches that each rank may begin. Only buckets for which the last Decide has changed them are listed.
+  // The micro-batches that each rank may begin, for each bucket for which the last Decide has changed them.
   const std::vector<Grants>& grants() const { return grants_; }
 
   // The error with which all waits fail, if the last Decide has found that all ranks wait for each other (in one
@@ -59,12 +59,12 @@ class Coordinator {
   // ends at that time. Time::min() stands for the next cycle. kNever means that no call is needed.
   Time NextDeadline() const;
 
-  // Returns the declaration of `bucket`, and the device of the tensor of `rank`. The bucket must have had a round. A
-  // bucket that has ended is known until the next Observe.
+  // declaration returns what the ranks agreed on for `bucket`. device returns the device of the tensor of `rank`. The
+  // bucket must have had a round. A bucket that has ended is known until the next Observe.
   const Declaration& declaration(const std::string& bucket) const { return *buckets_.at(bucket).declaration; }
   int device(const std::string& bucket, Rank rank) const;
 
-  // Called when a round has been refused. Afterwards it is as if the bucket had never been used.
+  // Called when a round has ended in an error on all ranks. Afterwards it is as if the bucket had never been used.
   void Forget(const std::string& bucket) {
     buckets_.erase(bucket);
     unflushed_.erase(bucket);
@@ -93,10 +93,10 @@ class Coordinator {
   struct Pace {
     AutoQuorum quorum;
     std::string bucket;                  // the quorum is chosen from measurements of the rounds of this bucket
-    std::map<std::string, Round> since;  // for each other bucket: the number of its closings since the last of `bucket`
+    std::map<std::string, Round> since;  // for each other bucket: the number of its closings since `bucket` last closed
   };
 
-  // These functions decide from the state, and do not change it. Verdict finds no reason if no rank has arrived.
+  // Verdict returns why the open round must close now. It returns nothing if the round stays open, or has no arrival.
   std::optional<Closing::Reason> Verdict(const BucketState& bucket, Time now) const;
   std::optional<Closing::Reason> VerdictOnUpdate(const BucketState& bucket) const;
   bool Comes(Rank rank) const { return !levels_[Index(rank)].joined && !levels_[Index(rank)].leaves; }
@@ -135,7 +135,7 @@ class Coordinator {
   Time flush_since_ = kNever;     // since when some rank has been in a flush, or has ended
   Time flushing_since_ = kNever;  // since when some rank has been in a flush without having ended
   std::string deadlock_;
-  Time stuck_since_ = kNever;       // since when all ranks have been blocked or have ended
+  Time stuck_since_ = kNever;       // since when all ranks have ended or been blocked, and one has ended
   Time deadlocked_since_ = kNever;  // since when all ranks have waited for each other
   bool again_ = false;              // true if Decide must be called in the next cycle, even if no rank has news
 };

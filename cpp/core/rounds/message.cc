@@ -9,9 +9,9 @@
 namespace horovod_partial {
 namespace {
 
-constexpr int kMostGradients = 1 << 30;  // a closing packs the number of gradients into a word with two other bits
+constexpr int kMostGradients = 1 << 30;  // a number of gradients must be less, to fit into 30 bits of a closing
 
-// Returns true if two ranks are in one group. It builds no list of members, because it is called for every arrival.
+// Returns true if two ranks are in one group. It is called for every arrival, so it builds no list of the members.
 bool SameGroup(const Partition& groups, Rank rank, std::size_t other) {
   if (groups.empty()) return true;
   const int group = groups.at(static_cast<std::size_t>(rank));

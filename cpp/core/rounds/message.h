@@ -1,4 +1,4 @@
-// The messages between ranks and coordinator, and how they are encoded.
+// The messages between the ranks and the coordinator, and how they are encoded.
 #pragma once
 
 #include <array>
@@ -31,35 +31,35 @@ struct BucketSet {
 };
 
 // A report, which each rank sends to the coordinator in every negotiating cycle. An arrival is reported when it is new
-// or has changed, a failure once. Everything else replaces what the rank said in the cycle before. A rank that sends no
-// report has nothing pending, can arrive at every bucket, and is in no flush.
+// or has changed, a failure once. Everything else replaces what the last report said. A rank that sends no report has
+// nothing pending, can arrive at every bucket, and is in no flush.
 struct Report {
   enum class Flush : std::uint8_t {
     kNone,
     kFlushing,  // the rank waits until all late contributions of all ranks are delivered
-    kEnding,    // the rank waits as in kFlushing and has ended, so it will contribute nothing any more
+    kEnding,    // the rank has ended, and waits until all late contributions of all ranks are delivered
   };
-  // How many results of a bucket the application has not taken.
+  // Whether the rank has as many untaken results of a bucket as it may have.
   enum class Backlog : std::uint8_t {
-    kNone,      // fewer untaken results than the limit
-    kFull,      // as many untaken results as the limit, so rounds wait for this rank
-    kDraining,  // as many untaken results as the limit, but the application takes them now, in a flush or another wait
+    kNone,      // the rank has fewer untaken results of the bucket than it may have
+    kFull,      // the rank has as many untaken results of the bucket as it may have, so rounds wait for it
+    kDraining,  // the rank has as many untaken results as it may have, but takes them now, in a flush or another wait
   };
   struct Item {
     enum class Kind : std::uint8_t {
       kArrival,
       kPending,
       kRunning,  // a round of the bucket is still being reduced on this rank; on a device that may take several cycles
-      kRetired,  // the rank has retired the bucket; pending contributions are reported as by kPending
+      kRetired,  // the rank has retired the bucket; `gradients` and `late` say what is still pending there
     };
     Kind kind = Kind::kArrival;
     std::string bucket;
-    int gradients = 0;  // gradients or models in this contribution; 0 if an arrival only delivers the pending sum
-    int late = 0;       // pending sums only: the number of late arrivals in the pending sum that no round has seen
-    int work = 0;       // arrivals only: the steps, or the iteration, from which the rank's weight follows
-    Time age{0};        // how long ago the rank last arrived: no report is sent during a reduction, so it may be long
+    int gradients = 0;  // the number of gradients or models that the rank can contribute, pending ones included
+    int late = 0;       // pending sums only: the number of late arrivals whose contributions are in no round yet
+    int work = 0;       // arrivals only: the number of steps, or the iteration, from which the rank's weight follows
+    Time age{0};        // the time since the rank last arrived; may be long, as no report is sent during a reduction
     bool full = false;  // arrivals only: true if the round must not close before every rank has arrived
-    std::optional<Share> share;  // the rank's micro-batches; only with work sharing, in one bucket of a family
+    std::optional<Share> share;  // the rank's micro-batches; set only under work sharing, in one bucket of a family
     Backlog backlog = Backlog::kNone;
     std::optional<Declaration> declaration;  // sent with each arrival until this rank has seen a round of the bucket
 
@@ -79,10 +79,10 @@ struct Report {
   BucketSet absent;
   BucketSet waiting;
   bool blocked = false;   // true if all known threads of this rank wait or are out of training
-  std::string elsewhere;  // for a blocked rank that waits in another process set: in which round 0 or flush
+  std::string elsewhere;  // where a blocked rank waits in another process set, in words; otherwise empty
   Flush flush = Flush::kNone;
   std::vector<Item> items;
-  bool leaves = false;  // true if this rank has no micro-batch in progress and begins none until it says otherwise
+  bool leaves = false;  // true if this rank has no micro-batch in progress, and begins none until it reports false
   std::string failure;  // why the application of this rank fails, or empty; no decision depends on it
 
   template <class Self>
@@ -107,8 +107,8 @@ constexpr auto NamesOf(Report::Item::Kind /*type*/) { return std::array{"arrival
 // The coordinator's message to all ranks that one round of one bucket is closed.
 struct Closing {
   enum class Reason : std::uint8_t {
-    kFirst,      // round 0: every rank has arrived
-    kEverybody,  // no rank was missing
+    kFirst,      // the round is round 0, and every rank has arrived
+    kEverybody,  // every rank that has not joined has arrived
     kQuorum,     // the policy was satisfied, and the grace period is over
     kLiveness,   // no missing rank can arrive (docs/protocol.md, rule 7)
     kFlush,      // every rank waits in a flush
@@ -118,7 +118,7 @@ struct Closing {
     int gradients = 0;   // the number of gradients or models of this rank in the sum
     bool fresh = false;  // true if the rank has arrived; otherwise only its pending contributions are in the sum
     bool stale = false;  // true for a kept model that was in the sum of an earlier round too
-    int work = 0;        // the steps or the iteration from which the weight of the rank's model follows
+    int work = 0;        // the number of steps, or the iteration, from which the weight of the rank's model follows
   };
 
   std::string bucket;
@@ -134,7 +134,7 @@ struct Closing {
   std::vector<Partition> upcoming;                  // in round 0, if there is a schedule: the groups of later rounds
   std::string error;                                // an error that every rank gets (then nothing is reduced), or empty
 
-  // Each of these functions looks at all ranks, or only at the group of `rank`. `fresh` counts the ranks on time.
+  // fresh() counts the ranks on time, gradients() the gradients in the sum: of all ranks, or of the group of `rank`.
   int fresh() const;
   int fresh(Rank rank) const;
   int gradients() const;
@@ -150,7 +150,7 @@ const char* NameOf(Closing::Reason reason);
 
 // The coordinator's message to all ranks: which micro-batches of the open update each rank may begin.
 struct Grants {
-  std::string bucket;  // the one bucket of a family in which micro-batches are granted
+  std::string bucket;  // the family's micro-batches are counted and granted in this bucket, and in no other
   std::vector<MicroBatches> by_rank;
 
   template <class Self>

@@ -24,8 +24,8 @@ void MissedResults::Push(Buffer& result, int gradients, DataType type, std::size
 
 void MissedResults::PushEmpty() { results_.push_back({{}, 1, 0}); }
 
-// Adds up the two oldest results until there is room for another result. There may be more results than the limit,
-// because of empty rounds, or of rounds that ended while the oldest results were being taken.
+// Adds up the two oldest results until there is room for another result. There may be more results than the limit:
+// PushEmpty makes no room, and Push makes none while the oldest results are being taken.
 void MissedResults::MakeRoom(DataType type, std::size_t elements) {
   while (static_cast<int>(results_.size()) >= limit_ && results_.size() > 1) {
     Result oldest = Pop();

@@ -12,11 +12,11 @@
 namespace horovod_partial {
 
 // What a late rank gets of the results that it missed. The paper overwrites older results (eager-SGD, PPoPP'20, section
-// 4.1.1). If all are kept, as a sum or one by one, every replica gets every update (figures in docs/policies.md).
+// 4.1.1). With all results, as a sum or one by one, every replica gets every update (figures in docs/policies.md).
 enum class Missed : std::uint8_t {
   kSum,     // the sum of all missed results, as soon as the rank arrives
   kReplay,  // each result by itself; the application takes whole rounds of a family, the oldest round first
-  kLatest,  // only the newest result, as in the paper; updates are lost
+  kLatest,  // only the newest result, as in the paper on eager-SGD; older updates are lost
 };
 
 constexpr auto NamesOf(Missed /*type*/) { return std::array{"sum", "replay", "latest"}; }

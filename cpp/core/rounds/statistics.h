@@ -22,7 +22,7 @@ struct BucketStatistics {
   static constexpr std::size_t kMostChanges = 64;
 
   // Counts a closing. A rank with an arrival in the round is on time. A rank without a group is neither on time nor
-  // late. The staleness of a contribution is the number of rounds between it and the rank's contribution before.
+  // late. The staleness of a contribution is the number of rounds between it and the rank's previous contribution.
   void Record(const Closing& closing);
 
   std::int64_t rounds = 0;
@@ -34,9 +34,9 @@ struct BucketStatistics {
   std::map<Round, std::int64_t> staleness;  // the number of contributions by staleness
   std::deque<QuorumChange> quorums;         // under Auto: the last changes of the quorum, oldest first
   double waited_seconds = 0;                // how long the application of this rank has waited for results
-  double setup_seconds = 0;                 // the time to make communicators of groups; it counts in no round
+  double setup_seconds = 0;                 // how many seconds this rank spent on making communicators for groups
   std::int64_t groups_made = 0;             // the number of communicators that were made for groups
-  std::int64_t dropped = 0;  // the number of late contributions of this rank that were dropped because not finite
+  std::int64_t dropped = 0;  // the number of late contributions of this rank that were not finite, so they were dropped
   std::int64_t summed = 0;   // the number of missed results of this rank that were added to another result
 
  private:

@@ -76,7 +76,7 @@ std::string Ranks(std::size_t size, const Condition& condition) {
 }  // namespace
 
 std::string DescribeDeadlock(const std::vector<RankLevel>& levels, const BucketStates& buckets) {
-  std::map<std::string, std::string> ranks;  // the ranks, by what they wait for
+  std::map<std::string, std::string> ranks;  // for each thing that ranks wait for: the numbers of these ranks
   for (std::size_t i = 0; i < levels.size(); ++i)
     if (!levels[i].joined) ranks[WaitOf(static_cast<Rank>(i), levels[i], buckets)] += " " + std::to_string(i);
   std::string text = "Ranks wait for each other:";

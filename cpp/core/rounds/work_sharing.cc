@@ -5,8 +5,8 @@
 namespace horovod_partial {
 namespace {
 
-// If a rank waits while others hold micro-batches that they have not begun, it may become better with time to give it
-// one of these. So Decide runs again after this time.
+// A rank may wait while others hold micro-batches that they have not begun. Giving it one of these may become better as
+// time passes. So Decide runs again after this time.
 constexpr Time kLookAgain = std::chrono::milliseconds(1);
 
 // The time of a micro-batch counts as at most this multiple of the rank's usual time, so that a pause does not count,

@@ -40,8 +40,8 @@ class OwnShare {
   void Begin() { ++begun_; }
   // Gives back the micro-batch that was begun last, because it has made no gradient so far. It may be begun again.
   void Return() { --begun_; }
-  // Takes the coordinator's decision for this update. The rank may get fewer micro-batches than before, never fewer
-  // than it has begun.
+  // Takes the coordinator's decision for this update. The rank may get fewer micro-batches than before, but not
+  // fewer than it has begun.
   void Hear(const MicroBatches& granted);
   // Called when the rank will begin no more micro-batches.
   void Leave() { granted_.resize(begun_); }
@@ -63,8 +63,8 @@ class OwnShare {
   std::size_t begun_ = 0;
 };
 
-// The coordinator's half of work sharing for one optimizer: which rank may begin which micro-batch. If it takes one
-// back from a rank, the rank may have begun it. So this one is free only when a report says that the rank holds fewer.
+// The coordinator's half of work sharing for one optimizer: which rank may begin which micro-batch. A micro-batch that
+// is taken back is free only when the rank reports that it holds fewer, because the rank may have begun it before.
 class Ledger {
  public:
   Ledger(int size, int micro_batches);

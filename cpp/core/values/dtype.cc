@@ -7,7 +7,7 @@
 namespace horovod_partial {
 namespace {
 
-// A float16 (IEEE 754 binary16) as bits, because the core does not depend on compiler extensions.
+// A float16 (IEEE 754 binary16) as bits, because code in cpp/core uses no compiler extensions.
 struct Half {
   std::uint16_t bits;
 };
@@ -35,7 +35,7 @@ Half ToHalf(float value) {
   const std::uint32_t magnitude = word & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return {static_cast<std::uint16_t>(sign | 0x7e00u)};
   if (magnitude >= 0x47800000u) return {static_cast<std::uint16_t>(sign | 0x7c00u)};
-  if (magnitude < 0x38800000u) {  // subnormal in half precision, where the unit is 2^-24
+  if (magnitude < 0x38800000u) {  // the number is subnormal in float16, where the unit is 2^-24
     float positive;
     std::memcpy(&positive, &magnitude, sizeof positive);
     return {static_cast<std::uint16_t>(sign | static_cast<std::uint16_t>(std::nearbyint(std::ldexp(positive, 24))))};

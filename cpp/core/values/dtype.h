@@ -9,7 +9,7 @@
 
 namespace horovod_partial {
 
-// The types have the numbers of Horovod's DataType, so these can be sent unchanged. Code in attach/ asserts that.
+// The types have the same numbers as in Horovod's DataType, so numbers are sent unchanged. cpp/attach asserts this.
 enum class DataType : std::uint8_t {
   kUInt8 = 0,
   kInt8 = 1,

@@ -17,7 +17,7 @@ class Memory {
   virtual ~Memory() = default;
   virtual int device() const = 0;  // the number of the device, or kHost
 
-  // Throws std::bad_alloc. Returns null for 0 bytes.
+  // Throws std::bad_alloc if there is too little memory. May return null for 0 bytes.
   virtual void* Allocate(std::size_t bytes) = 0;
   virtual void Free(void* data) = 0;
   virtual void Copy(void* target, const void* source, std::size_t bytes) = 0;

@@ -54,7 +54,7 @@ class Lasting {
   // Must be called at the end of each heartbeat interval, with the state of the process at that moment.
   const Activity& Pass(const Look& look);
   const Activity& last() const { return last_.activity; }
-  // The number of heartbeat intervals in a row in which Horovod has begun no cycle. Another rank holds it up then.
+  // The number of heartbeat intervals in a row in which Horovod has begun no cycle, because another rank holds it up.
   int held() const { return held_; }
 
  private:

@@ -54,18 +54,18 @@ struct MissingNotice {
   Rank rank = 0;
 
   std::string Encode() const;
-  // Throws std::runtime_error if the bytes do not encode a notice.
+  // Throws std::runtime_error if the bytes do not encode a notice of a missing rank.
   static MissingNotice Decode(const std::string& bytes);
 };
 
-// Where rank 0 listens for heartbeats. It travels to the other ranks as a text.
+// Where rank 0 listens for heartbeats. This information travels to the other ranks as a text.
 struct Endpoint {
   std::uint16_t port = 0;
   std::string secret;
   std::vector<std::string> addresses;
 
   std::string Encode() const;
-  // Throws std::runtime_error if the text is malformed.
+  // Throws std::runtime_error if the secret in the text is malformed.
   static Endpoint Decode(const std::string& text);
 };
 

@@ -9,8 +9,8 @@
 namespace horovod_partial {
 namespace {
 
-// A wait counts as long this many heartbeat intervals before the limit for waits. So it is logged in time: it may be
-// noticed one interval late, and it is logged only if it is still there two intervals later.
+// A wait counts as too long when it is this many heartbeat intervals short of the limit. So it is logged in time: it
+// may be noticed one interval late, and is logged only if it is there at the ends of two intervals.
 constexpr int kAhead = 3;
 // A rank that lives sends a heartbeat in each interval. So at the end of an interval of this process, the rank's last
 // heartbeat is no more than this many intervals old.
@@ -104,7 +104,7 @@ StallWatch::News StallWatch::Pass() {
   }
   const Stall stall = Find();
   seen_ = stall.waiting.empty() ? 0 : seen_ + 1;
-  // Nothing is logged while a rank's heartbeats are overdue, but not for so long that the rank counts as stopped.
+  // Nothing is logged while it is open whether a rank is stopped: its heartbeats are overdue, but not for long enough.
   const bool open = std::any_of(members_.begin(), members_.end(), [&](const auto& item) {
     const Member& member = item.second;
     return !member.gone && !IsHeard(member) && !IsSilent(member.silent, limit_);

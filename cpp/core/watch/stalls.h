@@ -14,7 +14,7 @@ namespace horovod_partial {
 
 // Waits that have lasted too long, as far as rank 0 knows.
 struct Stall {
-  int intervals = 0;                              // for at least how many heartbeat intervals the longest wait lasts
+  int intervals = 0;                              // the longest wait has lasted at least this many heartbeat intervals
   std::map<std::string, std::set<Rank>> waiting;  // the ranks that wait, by what they wait for
   std::set<Rank> computing;                       // ranks that compute while others wait for them
   std::map<Rank, int> silent;  // ranks that others wait for, and for how many intervals they have sent no heartbeat

@@ -16,14 +16,14 @@ from horovod_partial.merging import MessageCost
 
 Floats = NDArray[np.float64]
 
-# To take only seconds, resamples of a recorded job's steps have at most this many micro-batches in all.
+# Predictions resample a job's steps. To take only seconds, all resamples together have this many micro-batches at most.
 _MOST_SIMULATED = 5_000_000
-_MOST_SHARED = 300_000  # work sharing is simulated for the first steps, up to this many micro-batches, to save time
+_MOST_SHARED = 300_000  # to save time, work sharing is simulated for the first steps, up to this many micro-batches
 _MOST_RESAMPLES = 50
-_LEAST_RESAMPLES = 20  # the smallest number of resamples from which bounds of the steps per second are computed
+_LEAST_RESAMPLES = 20  # with fewer resamples, no bounds of the predicted steps per second are computed
 PASSES = (2, 4, 8, 16)  # the numbers of micro-batches per step and rank for which work sharing is predicted
-_LEAST_BLOCKS = 10  # a resample is drawn as at least this many blocks of successive steps
-_HALVINGS = 10  # the number of bisections by which `price_of_a_split` searches
+_LEAST_BLOCKS = 10  # a resample of a job's steps consists of at least this many blocks of successive steps
+_HALVINGS = 10  # `price_of_a_split` finds by this many bisections how much longer a micro-batch may take
 _CYCLE = 1e-3  # Horovod's default cycle time, in seconds
 
 
@@ -59,7 +59,7 @@ def gradient_policies(ranks: int) -> dict[str, int]:
     """Return policies of gradients with their quorums, from the one that waits for all to the one that waits for nobody."""
     quorums = {f"quorum:{share}": math.ceil(share * ranks) for share in (0.875, 0.75, 0.25)}
     named = {"full": ranks, "majority": math.ceil(ranks / 2), "solo": 1, **quorums}
-    # If several policies have the same quorum, because there are few ranks, keep only the first in `named`.
+    # With few ranks, several policies may have the same quorum. Of these, keep only the first in `named`.
     first = {quorum: name for name, quorum in reversed(named.items())}
     return {first[quorum]: quorum for quorum in sorted(first, reverse=True)}
 
@@ -114,7 +114,7 @@ def predict(
     if passes > 1:
         compute = _first_steps(compute, passes)
     steps, ranks = compute.shape
-    most = _MOST_RESAMPLES if passes == 1 else _LEAST_RESAMPLES  # fewer, because simulating micro-batches is slow
+    most = _MOST_RESAMPLES if passes == 1 else _LEAST_RESAMPLES  # fewer, because simulating micro-batches takes long
     resamples = min(most, _MOST_SIMULATED // max(1, steps * ranks * passes * len(policies)))
     drawn = _blocks(steps, resamples if resamples >= _LEAST_RESAMPLES else 0)
     predictions = []
@@ -149,7 +149,7 @@ def price_of_a_split(compute: Floats, reduction: float, shared: Prediction, rate
         rate: the steps per second that work sharing shall reach.
     """
     compute = _first_steps(compute, shared.passes)
-    low, high = 0.0, 1 / (rate * shared.passes)  # `high`: all the time of a micro-batch, at `rate` steps per second
+    low, high = 0.0, 1 / (rate * shared.passes)  # `high` is the whole time of a micro-batch, at `rate` steps per second
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         result = _run(compute, reduction, shared.policy, passes=shared.passes, of_samples=of_samples, split=middle)
@@ -161,7 +161,7 @@ def _run(compute: Floats, reduction: float, policy: str, *, passes: int, split: 
     ranks = compute.shape[1]
     least = float(compute.min())
     trace = Trace("recorded", least, (Gradient("all", 1, 0.0),))
-    # The measured time includes half a cycle, on average, until a round closes. The simulator adds this time itself.
+    # The measured time of a reduction includes half a cycle, on average, before it. The simulator adds this itself.
     cost = max(reduction - _CYCLE / 2, 0.0)
     delays = compute - least
     if of_samples:

@@ -22,13 +22,13 @@ from horovod_partial.insight.recording.steps import share_with_other_waits
 from horovod_partial.insight.report import slowness
 from horovod_partial.insight.report.slowness import Slowness
 
-# Policies with at least this share of the most steps per second count as equally fast. Of these, the one with the
-# fewest late gradients is recommended.
+# A policy counts as equally fast as the fastest one if it makes at least this share of the fastest's steps per second.
+# Among equally fast policies, the advice recommends the one with the fewest late gradients.
 NEAR = 0.97
 _MARGIN = f"{100 * (1 - NEAR):.0f} %"
 _OFTEN = 0.5  # the advice warns if ranks wait for something besides gradients in at least this share of steps
-# For each optimizer, the smallest quorum to recommend, as a share of the ranks. With smaller quorums, late gradients have
-# cost models more than the speed has gained ("Which optimizer" in docs/policies.md).
+# For each optimizer, the smallest quorum that the advice recommends, as a share of the ranks.
+# With smaller quorums, late gradients have cost models more than speed has gained: see docs/policies.md.
 LEAST_QUORUM = {"sgd": 0.0, "adam": 0.75, "adamw": 0.75, "muon": 0.75}
 
 

@@ -18,8 +18,8 @@ from horovod_partial.insight.recording.reading import RankRecording, Recording
 
 Floats = NDArray[np.float64]
 
-LEAST_REDUCTIONS = 8  # the least number of reductions by which the clocks of two hosts are compared
-# The largest drift between two clocks that a fit may find, because NTP slews clocks by 500 ppm at most.
+LEAST_REDUCTIONS = 8  # with fewer reductions in common, two hosts' clocks are compared by their wall clocks
+# The largest drift between two hosts' clocks that a comparison may find, because NTP slews clocks by 500 ppm at most.
 MOST_DRIFT = 500e-6
 _WINDOWS = 64
 _MICRO = 1e-6

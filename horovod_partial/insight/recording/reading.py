@@ -143,7 +143,7 @@ def _rank(rank: int, files: dict[int, Path], remarks: list[str]) -> RankRecordin
 
     Returns None if none of the rank's files has a complete first line.
     """
-    # Arrivals and results are matched by their order. A missing file spoils it, so use only files after the last gap.
+    # Arrivals and results are matched by order. A missing file breaks it, so use only files after the last missing one.
     newest = max(files)
     oldest = next(number for number in range(newest, -2, -1) if number not in files) + 1
     if oldest > 0:

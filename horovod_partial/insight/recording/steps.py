@@ -38,8 +38,8 @@ from horovod_partial.insight.recording.reading import Bucket, RankRecording, Rec
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-# If an application computes for more than this many seconds after a wait, before it hands over its next tensors, the
-# wait was not for gradients. The time between two gradients of one optimizer is shorter.
+# A wait was not for gradients if the application then computes for more seconds than this before it hands over tensors.
+# The time between two gradients of one optimizer is shorter.
 _LEAST_WORK = 2e-4
 # The text by which a recording names the policy of a bucket under `WorkSharing()`.
 _SHARED = re.compile(r"WorkSharing\(\), backward_passes_per_step=(\d+)")
@@ -118,7 +118,7 @@ class JobSteps:
         Raises:
             ValueError: no rank has recorded two steps, so the length of a step is unknown.
         """
-        arrived: Counter[tuple[str, str]] = Counter()  # arrived bytes by policy and (under `WorkSharing()`) optimizer
+        arrived: Counter[tuple[str, str]] = Counter()  # arrived bytes, by policy and (under `WorkSharing()`) optimizer
         reduced = 0
         for rank in recording.ranks.values():
             for bucket, count in zip(*np.unique(rank.tables["results"]["bucket"], return_counts=True), strict=True):
@@ -268,7 +268,7 @@ def _steps_of_arrivals(
     step, first = np.unique(number[order], return_index=True)
     if not len(step):
         return _steps(rank, clocks, step, step, step, step, step, step, step, step, step > 0)
-    # Every micro-batch of an update arrives at the same buckets, so the arrivals at one bucket count the micro-batches.
+    # Every micro-batch of a step arrives at the same buckets, so the arrivals at one bucket count the micro-batches.
     last_bucket = arrivals["bucket"][order][np.r_[first[1:], len(order)] - 1]
     of_step = np.repeat(np.arange(len(step)), np.diff(np.r_[first, len(order)]))
     micro_batches = np.bincount(of_step, arrivals["bucket"][order] == last_bucket[of_step]).astype(np.int64)
@@ -301,9 +301,9 @@ def results_of_arrivals(rank: RankRecording) -> Integers:
     for bucket in np.unique(arrivals["bucket"]):
         arrived = np.flatnonzero(arrivals["bucket"] == bucket)
         ended = np.flatnonzero(results["bucket"] == bucket)
-        # Results before the first recorded arrival belong to arrivals in older files, which were dropped.
+        # Results before the first recorded arrival belong to older arrivals, in files that were dropped: skip them.
         ended = ended[results["time"][ended] >= arrivals["time"][arrived[0]]]
-        if bucket in shared:  # the micro-batches of an update share one result: the next one in the same bucket
+        if bucket in shared:  # the micro-batches of an update of work sharing share one result: the bucket's next one
             row = np.searchsorted(results["time"][ended], arrivals["time"][arrived])
             of[arrived] = np.r_[ended, -1][row]
             continue
@@ -322,7 +322,7 @@ def _of_reductions(rank: RankRecording, clocks: Clocks) -> RankSteps:
     result = ends[order][last]
     seen = np.searchsorted(looks, begins[order][last], side="right") - 1
     handed = np.r_[looks, 0][seen]
-    # If the rank handed over no tensors after the step before, it had joined: this is no step of its training.
+    # A step for which the rank handed over no tensors is no step of its training: the rank had called `join`.
     whole = (seen >= 0) & (handed > np.r_[-1, result[:-1]][: len(step)])
     if len(step) and not rank.ended:
         whole[-1] = False  # leaves out the last step, because the recording may have ended before the step did

@@ -30,17 +30,17 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Kind = Literal["none", "persistent", "bursts", "random"]
 
-LEAST_STEPS = 30  # the least number of steps that shows in what way a rank is slow
+LEAST_STEPS = 30  # with fewer steps than this, it is not determined in what way a rank is slow
 LEAST_SLOWNESS = 1.05  # a persistently slow rank takes at least this many times as long as the faster ranks
-_LEAST_STEP = 1.2  # a slow step takes at least this many times the usual time of its rank
-_LEAST_SLOW, _LEAST_SHARE = 4, 0.02  # a rank's slow steps count if they are at least this many, and at least this share
-_LEAST_USUAL = 0.1  # at least this share of a rank's steps are usual; with fewer usual steps, it is persistently slow
-# The means of slow and of usual steps lie at least this many standard deviations apart. The halves of a normal
-# distribution lie 2.7 apart, and those of a uniform one 3.5. With few steps they lie a little further apart by chance.
+_LEAST_STEP = 1.2  # a slow step takes at least this many times the usual step time of its rank
+_LEAST_SLOW, _LEAST_SHARE = 4, 0.02  # a rank has slow steps only if they are this many and this share of its steps
+_LEAST_USUAL = 0.1  # the least share of usual steps; a rank with fewer of them counts as persistently slow
+# The means of a rank's slow steps and of its usual steps lie at least this many standard deviations apart.
+# Halves of a normal distribution lie 2.7 apart, and those of a uniform one 3.5; by chance a little more with few steps.
 _LEAST_APART = 3.8
 _SURE = 4.0  # two values count as different if they lie at least this many standard errors apart
-_SMOOTHED = 5  # the size, in steps, of the window that smooths single steps away before bursts are found
-_LEAST_IMBALANCE = 1.1  # ranks wait for each other if a step's slowest rank takes this many times the mean of all ranks
+_SMOOTHED = 5  # before bursts of slow steps are found, a window of this many steps smooths single slow steps away
+_LEAST_IMBALANCE = 1.1  # ranks wait for each other if a step's slowest rank takes this many times the ranks' mean
 _FEW = 4  # with fewer ranks than this, it is uncertain whether long steps have a cause that all ranks share
 # In a job with few ranks, long steps have a cause that all ranks share if `_together` returns at least this.
 _TOGETHER = 0.5
@@ -118,7 +118,7 @@ def of_job(ranks: list[int], compute: Floats) -> list[Slowness]:
         return plain
     times = np.log(compute)
     splits = [_split(column) for column in _own(times).T]
-    # Compare with a fast rank, but not the fastest: one rank that is faster than all others does not make them slow.
+    # Compare each rank with a fast one, but not the fastest: a rank faster than all others does not make them slow.
     normal = sorted(splits, key=lambda split: split.usual)[(len(splits) - 1) // 4]
     return [_of_rank(one, split, normal) for one, split in zip(plain, splits, strict=True)]
 
@@ -157,15 +157,15 @@ def _own(times: Floats) -> Floats:
         return times
     above = times - np.median(times, axis=0)
     if times.shape[1] < _FEW and _together(above) < _TOGETHER:
-        return times  # few ranks that do not slow down together: their lower quartile is just the shortest time
-    # What ranks share in a step is the lower quartile of their times, because slow ranks do not change it.
+        return times  # few ranks that are not slow together: the lower quartile of their times is just the shortest
+    # Slow ranks do not change the lower quartile of the ranks' times. So it is what all ranks share in a step.
     shared = np.quantile(above, 0.25, axis=1, method="lower")
     shared = shared - np.median(shared)
     own = times - shared[:, None]
     if _spread(own) < 0.8 * _spread(times):
         return own
-    # If steps are alike, the quartile of their times is noise, and to remove it would add noise. So remove it only from
-    # steps that are long for all ranks.
+    # If all steps are alike, the quartile of the ranks' times is noise, and to subtract it would add noise.
+    # So subtract the quartile only from steps that are long for all ranks.
     noise = 1.4826 * np.median(np.abs(shared))
     long = shared > max(np.log(_LEAST_STEP), 5 * noise)
     return np.where(long[:, None], own, times)
@@ -193,7 +193,7 @@ def _split(times: Floats) -> _Split:
     # Limit extreme times. Otherwise one very long step, such as a checkpoint, would decide which steps count as slow.
     low, high = np.partition(times, (least - 1, steps - least))[[least - 1, steps - least]]
     values = np.sort(np.clip(times, low, high))
-    sizes = np.arange(usual, steps - least + 1)  # the numbers of usual steps that are tried for the split
+    sizes = np.arange(usual, steps - least + 1)  # numbers of usual steps, for each of which the split is tried
     sums = np.cumsum(values)
     below, above = sums[sizes - 1] / sizes, (sums[-1] - sums[sizes - 1]) / (steps - sizes)
     best = int(np.argmax(sizes * (steps - sizes) * (above - below) ** 2))
@@ -214,7 +214,7 @@ def _of_rank(plain: Slowness, split: _Split, normal: _Split) -> Slowness:
     ahead = split.usual - normal.usual
     share = float(split.slow.mean())
     error = float(np.hypot(split.error, normal.error))
-    # If short and long steps alternate, the usual time is uncertain. So a persistently slow rank has a long mean, too.
+    # If short and long steps alternate, a rank's usual time is uncertain. So a slow rank must have a long mean, too.
     persistent = ahead > max(np.log(LEAST_SLOWNESS), _SURE * error) and plain.score < 1 / LEAST_SLOWNESS
     if persistent and np.expm1(ahead) > share * np.expm1(split.higher):
         return replace(plain, kind="persistent", factor=float(np.exp(ahead)), share=1.0)

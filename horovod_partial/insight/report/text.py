@@ -41,7 +41,7 @@ def show(summary: Summary) -> None:
     for rank in summary.slowest_first:
         table.add_row(*cells(summary, rank))
     console = Console()
-    console.width = max(console.width, 120)  # the table cuts words off in a narrower console
+    console.width = max(console.width, 120)  # in a narrower console the table would cut words off
     for text in (summary.answer, summary.waiting):
         console.print(text, highlight=False, soft_wrap=True)
     console.print(table)

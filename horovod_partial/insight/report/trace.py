@@ -77,7 +77,7 @@ def _of_rounds(summary: Summary) -> Iterator[Event]:
     if not len(rounds["time"]):
         return
     decider = recording.ranks[0]
-    track = recording.size  # the track of rounds has the number after those of ranks, and is shown below them
+    track = recording.size  # in a trace, the track of rounds is shown below those of the ranks, and has the next number
     yield _named("thread_name", track, "rounds, as rank 0 decided them")
     times = clocks.seconds(decider, rounds["time"])
     # In a trace, a round is shown until the next round closes or a reduction ends, whichever is first.

@@ -9,7 +9,7 @@ import sys
 import time
 
 import torch
-from common import RANK, note
+from common import RANK, note, wait_for_note
 
 import horovod_partial.torch as hvd
 
@@ -25,7 +25,7 @@ def train(policy: str, steps: int) -> None:
     optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), sync=policy)
     for _ in range(steps):
         time.sleep(speed.choice((0.0, 0.0, 0.02)))
-        model(torch.randn(4, 8) + RANK).square().mean().backward()
+        model(torch.randn(4, 8) + RANK / hvd.size()).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
     optimizer.flush()
@@ -36,5 +36,7 @@ for policy in sys.argv[1:]:
     train(policy, steps=20)
     note(f"trained.{policy}")
 if hvd.rank() == hvd.size() - 1:
+    for other in range(hvd.size()):
+        wait_for_note(f"trained.{sys.argv[-1]}", other)
     os.kill(os.getpid(), signal.SIGKILL)
 train("majority", steps=1_000_000)
