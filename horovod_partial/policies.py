@@ -466,7 +466,7 @@ class PartialReduce(_ModelPolicy):
         self._check_average()
 
     def to_core(self, size: int) -> _core.Policy:
-        # The last `window` groups together must connect all ranks, so that ranks form no separate cliques.
+        # The last `window` groups of P-Reduce together must connect all ranks, so that ranks form no separate cliques.
         return _core.Policy(rule="ready", group_size=min(self.size, size), window=2 * size)
 
     def bucket_options(self) -> dict[str, Any]:

@@ -99,8 +99,8 @@ std::shared_ptr<recording::Recorder> LastRecorder(const std::string& library_pat
   return attached == nullptr ? nullptr : std::atomic_load(&attached->recorder);
 }
 
-// If this rank waits for a round or in a flush, this function reports that wait, and no collective of Horovod's own.
-// Even if a collective of Horovod's own is outstanding, it is not known whether a thread waits for it.
+// A wait of this rank for a round or in a flush is reported rather than a collective of Horovod's own, because
+// such a wait is known exactly. An outstanding collective of Horovod's own does not show whether a thread waits for it.
 Look LookAtThisRank() {
   using Kind = Activity::Kind;
   const auto sessions = SessionsOfProcess().Ready();

@@ -23,7 +23,7 @@ int DefaultDevice(int local_rank);
 // Copies from a device to the host, and returns when the copy is done.
 void CopyToHost(int device, void* target, const void* source, std::size_t bytes);
 
-// A framework's stream on a device. Any thread may use it. A stream of the host has no queue: each call works at once.
+// A framework's stream on a device. Any thread may use it. A stream of the host has no queue: each call acts at once.
 class Stream {
  public:
   virtual ~Stream() = default;

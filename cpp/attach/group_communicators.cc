@@ -10,7 +10,7 @@ namespace horovod_partial::attach {
 #if HAVE_NCCL
 namespace {
 
-// Horovod keeps NCCL communicators under lists of devices. The list of a group ends with this number, no device's.
+// Horovod keeps NCCL communicators under lists of devices. A group's list ends with this, which is no device's number.
 constexpr std::int32_t kGroupKey = -2;
 
 }  // namespace

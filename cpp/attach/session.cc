@@ -139,7 +139,7 @@ void Session::Tick(std::vector<long long>& status_bits) {
 // Makes the next kShortCycles cycles short after a cycle that negotiates. Otherwise half of Horovod's cycle time passes
 // before an arrival is noticed. That matters if ranks take turns at small tensors. All ranks shorten the same cycles,
 // because a rank that sleeps holds up the cycles of all ranks. Only a few cycles are short, so an idle job or a long
-// wait costs no more than before. If the user has set a cycle time, no cycle is shortened.
+// wait costs no more than without them. If the user has set a cycle time, no cycle is shortened.
 void Session::AfterTick(const std::vector<long long>& status_bits) {
   if (state_ == nullptr || process_set_id_ != 0 || keeps_cycle_time_) return;
   const bool negotiates = (status_bits[0] & kUncachedInQueue) == 0;

@@ -22,7 +22,7 @@ class WorkSharing {
   // --- Functions that the application's threads call:
   // Blocks until this rank may begin a micro-batch of the open update (a step of work sharing). Returns the numbers of
   // the micro-batch and the update. Returns nothing if a round must be taken first, or if `is_due` returns true. With
-  // `begins` the micro-batch counts as begun. The first bucket in `names` keeps what micro-batches the rank may begin.
+  // `begins` the micro-batch counts as begun. The first bucket in `names` keeps the list of this rank's micro-batches.
   // Throws EngineError.
   std::optional<std::pair<int, int>> Next(const Family& names, bool begins, const IsDue& is_due = nullptr);
   // Gives back the micro-batch that this rank has begun last, because it will make no gradient.

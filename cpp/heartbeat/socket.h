@@ -56,7 +56,7 @@ class Connection {
   std::size_t Put(std::string_view bytes) const;
 
   File file_;
-  std::string unsent_;  // the part of a message that is still to be sent after its beginning
+  std::string unsent_;  // the rest of a message whose beginning was sent
 };
 
 // Listens on a port of its own on all addresses of this host.

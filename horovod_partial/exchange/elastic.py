@@ -88,4 +88,4 @@ class KerasState(VariablesState):
 
     def reset(self) -> None:
         """Prepare for other ranks. Horovod calls this when the ranks of an elastic job have changed."""
-        self.model.train_function = None  # so the next `fit` builds a new train function, for the new ranks
+        self.model.train_function = None  # None makes the next `fit` build a new train function, for the new ranks

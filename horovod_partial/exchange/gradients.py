@@ -171,7 +171,7 @@ class GradientExchange(ABC):
             "agreed": ("a loss scale",) if skips_nonfinite else (),
         }
         self.replays = self._options["missed"] == "replay"
-        self._appliers: dict[str, StepApplier] = {}  # by a prefix of buckets' names: what applies the buckets' rounds
+        self._appliers: dict[str, StepApplier] = {}  # for each prefix of buckets' names, the applier of their rounds
         self._bucket_spec()  # called to raise errors about wrong arguments now, not in the first step
 
     @staticmethod

@@ -22,7 +22,7 @@ class MicroBatchSharer(ABC):
 
     shares_work = True
     is_ahead = False
-    applies_ahead = False  # no update ends while this rank computes a micro-batch, so no round can be applied ahead
+    applies_ahead = False  # work sharing's updates wait for this rank's micro-batch, so no round can be applied ahead
     process_set: ProcessSet
     thread: int
     _runtime: Runtime
@@ -33,7 +33,7 @@ class MicroBatchSharer(ABC):
 
     def __init__(self) -> None:
         self._updates = 0  # the number of updates of work sharing in this generation of Horovod
-        self._number: int | None = None  # the begun micro-batch's number in its update; None if none has begun
+        self._number: int | None = None  # number within its update of the micro-batch that has begun; None if none has
         self._micro_batches = 0  # how many micro-batches the unfinished update has; used only if there is one rank
 
     @property
@@ -159,5 +159,5 @@ class Updater:
             must_apply = self.must_apply()
 
     def flush(self) -> None:
-        """Apply updates until there is none left, between two steps."""
+        """Apply updates until there is none left. To be called between two steps."""
         self.train(self.must_apply())

@@ -69,8 +69,8 @@ class Cluster:
 
         Args:
             algorithm: one of `ALGORITHMS`. `"hierarchical"` is not in the paper: it is a ring within each node, and a
-                ring of nodes in which the ranks of a node send their parts at the same time. Groups fill one node after
-                another.
+                ring of nodes in which the ranks of a node send their parts at the same time. The ranks fill one node
+                after another.
             ranks: the number of ranks, 1 or more; 1 costs nothing.
 
         Raises:

@@ -329,7 +329,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
             mode=mode,
             save_freq=save_freq,
         )
-        self.filepath: str | None = None  # None until it is set. Keras 3 does not accept None as argument `filepath`
+        self.filepath: str | None = None  # None until set. Keras 3 does not accept None as the argument `filepath`
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self.filepath is None:

@@ -169,7 +169,8 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
                     sharing.loaded = before
                 yield self._load(plan.indices(rounds - self._first, number))
         finally:
-            if state.sharing is not None and self._loop is loop:  # only the newest loop lets others have a micro-batch
+            # Only the newest loop over the data lets other ranks compute the micro-batch that this rank has begun.
+            if state.sharing is not None and self._loop is loop:
                 state.sharing.give_back()
 
     def _load(self, indices: list[int]) -> Any:

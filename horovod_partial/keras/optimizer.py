@@ -191,7 +191,7 @@ class _State:
         self.process_set: ProcessSet = arguments["process_set"]
         self.passes = passes  # under `WorkSharing`: the number of micro-batches per rank in an update
         self.end = math.inf  # under `WorkSharing`: no micro-batch begins after this many updates
-        self._epochs = Tenure(backend.runtime)  # the generation of Horovod in which `end` was set
+        self._epochs = Tenure(backend.runtime)  # the generation of Horovod in which `end`, a count of updates, was set
         self.rates = rates  # sets the learning rate of each round; None without replay and without `WorkSharing`
         self._name = name
         self._policy = policy

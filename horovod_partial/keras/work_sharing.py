@@ -105,7 +105,7 @@ class WorkSharingExchange(MicroBatchSharer):
                 "frozen or unfrozen: call optimizer.flush(), then wrap a new optimizer for what is trained from now on"
             )
         self.thread = threading.get_ident()
-        complete = weakly(self._complete)  # weakly, because a graph keeps this function, but must not keep the exchange
+        complete = weakly(self._complete)  # refers weakly: a graph keeps this function, but must not keep the exchange
         self._updater.train(backend.when_it_runs(complete, *self._gradients.dense(gradients), dtype="bool"))
 
     @property

@@ -109,7 +109,7 @@ class MergingPlan:
         return None if self.cost is None else self.around + self.duration(self.cost)
 
     def duration(self, cost: MessageCost) -> float:
-        """Return the time in seconds from a step's first gradient to its last result, if messages have this cost."""
+        """Return the time in seconds from a step's first gradient to its last result, if `cost` is that of messages."""
         messages = _core.merging_messages(
             list(self.messages), self.ready, self.nbytes, cost.latency, cost.seconds_per_byte
         )

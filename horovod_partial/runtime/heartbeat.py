@@ -51,7 +51,7 @@ def begin(rank: int, size: int, gather: Gather) -> _attach.Monitor | None:
     if size == 1 or config.abort_seconds == config.stall_seconds == 0:
         return None
     _prepare_stacks()
-    # Process numbers of other ranks on this host. This rank kills such a rank if it stops giving signs of life.
+    # Process numbers of the other ranks on this host. A rank that stops giving signs of life is killed by its number.
     neighbours = _neighbours(rank, gather) if config.abort_seconds else {}
     options = {"abort_seconds": config.abort_seconds, "neighbours": neighbours}
     monitor, problem, own = None, "", _Offer("", _stall_seconds())

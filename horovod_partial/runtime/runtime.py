@@ -94,7 +94,7 @@ class Runtime:
         """
         self._mpi_ops.init(*args, **kwargs)
         self._begin()
-        self._guarded(_attach.require_process_set, self._library, 0)  # handshake: all ranks prove that their hooks run
+        self._guarded(_attach.require_process_set, self._library, 0)  # in a handshake all ranks prove that hooks run
         self._agree_on_settings()
         self._record_as_set()
         self._monitor = None  # this ends the heartbeats of an earlier `init`
@@ -225,7 +225,7 @@ class Runtime:
                 unsettled |= set() if applies else self.unsettled(process_set)
                 self._flush(process_set, self._appliers_of(process_set) if applies else [], ends=True)
                 unsettled |= self.unsettled(process_set)
-            except HorovodInternalError as error:  # a process set may have been removed: go on with the others
+            except HorovodInternalError as error:  # a process set may have been removed: go on with other process sets
                 errors.append(error)
         if errors:
             raise errors[0]
@@ -266,7 +266,7 @@ class Runtime:
 
     def use(self, process_set: int) -> None:
         """Remember a process set, so that shutdown or the exit of the process delivers its late contributions."""
-        if self._begin():  # if the program has called Horovod's own `init`, this notices the new generation
+        if self._begin():  # if the program has called Horovod's own `init`, `use` is first to notice the generation
             self._record_as_set()
         self._process_sets.add(process_set)
 
@@ -430,7 +430,7 @@ class Runtime:
         return self._guarded(_attach.catch_up, self._library, process_set, name, iteration)
 
     def take_part_in_flushes(self, applier: Applier) -> None:
-        """From now on, let each flush of an applier's thread apply the rounds that the applier has missed."""
+        """From now on, a flush on the thread of the applier's last step applies the rounds that the applier missed."""
         with self._appliers_lock:
             self._appliers.add(applier)
 
@@ -481,7 +481,7 @@ class Runtime:
             ValueError: a process set of these ranks exists already.
         """
         # In Horovod's `add_process_set` a rank waits for all others, and takes part in no round meanwhile.
-        # Without a flush, fast ranks would wait in it for slow ones, and slow ones in a round for fast ones: deadlock.
+        # Without a flush, slow ranks would wait in a round for fast ones, and these in `add_process_set` for slow ones.
         self._flush_all()
         return process_sets.add_process_set(process_set)
 
@@ -516,7 +516,7 @@ class Runtime:
             flush = self._guarded(_attach.Flush, self._library, process_set, families, ends)
             try:
                 more = True
-                while more:  # a waiting flush applies rounds, because ranks that still train may wait until it has
+                while more:  # a waiting flush applies rounds, because ranks that still train may wait for this
                     more = self._guarded(flush.wait, meanwhile.drainings)
                     meanwhile.apply()
                     for applier in appliers:
@@ -528,7 +528,7 @@ class Runtime:
         returning = [] if ends else sharers
         here = [sharer for sharer in returning if sharer.process_set.process_set_id == process_set]
         # Under WorkSharing a rank begins a micro-batch again after a flush, just before ranks compare their replicas.
-        # So no update of work sharing completes without one of the ranks: all come to compare before any trains on.
+        # No rank trains on before all ranks have come to compare. So no update of work sharing leaves a rank out.
         for sharer in here:
             sharer.come_back()
         if meeting is not None and meets:

@@ -26,7 +26,7 @@ runtime = Runtime("tensorflow", tf.__version__, mpi_ops, _LIBRARY, waits_are_tol
 
 _OPERATIONS = str(Path(__file__).resolve().parent.parent / "_tensorflow_ops.so")
 graph_operations = tf.load_op_library(_OPERATIONS)
-library = ctypes.CDLL(_OPERATIONS)  # ctypes calls C functions without Python's lock (GIL). None throws C++ exceptions
+library = ctypes.CDLL(_OPERATIONS)  # ctypes runs C functions without Python's lock (GIL). These throw no C++ exceptions
 library.horovod_partial_set_library(_LIBRARY.encode())
 library.horovod_partial_has_gpu_kernels.restype = ctypes.c_bool
 

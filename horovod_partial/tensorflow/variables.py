@@ -42,7 +42,7 @@ def broadcast_variables(
     natives = [native(variable) for variable in variables]
     if not tf.executing_eagerly():
         return _in_place(natives, root_rank, process_set) if inplace else _by_copies(natives, root_rank, process_set)
-    runtime.flush(process_set.process_set_id, compares=False)  # late gradients are for the old weights: deliver them
+    runtime.flush(process_set.process_set_id, compares=False)  # deliver late gradients, which are for the old weights
     kinds = [f"{variable.dtype.name} {tuple(variable.shape)}" for variable in natives]
     ranks = range(mpi_ops.size()) if process_set.ranks is None else process_set.ranks
     replicas.check_alike(kinds, lambda data: gather_bytes(data, "broadcast_variables.kinds", process_set), ranks)

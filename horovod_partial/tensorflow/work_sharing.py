@@ -108,7 +108,7 @@ class SharedGradients(GradientExchange):
         """Add a micro-batch's gradients. If `arrives`, arrive with the sums. The bucket with the grants comes last."""
         for bucket in reversed(self._buckets_of_sum):
             if bucket.handle is not None and bucket.handle.poll():
-                self.runtime.wait(bucket.handle)  # raises the operation's error: it ended before this micro-batch
+                self.runtime.wait(bucket.handle)  # an operation that ended before this micro-batch has failed: raise
             for view, position in zip(bucket.views, bucket.positions, strict=True):
                 gradient = gradients[position].numpy()
                 if bucket.made:

@@ -36,7 +36,7 @@ class ParametersAhead:
     @contextmanager
     def in_place_of(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
         """Context in which the parameters have the values of their copies. Autograd sees no change."""
-        # A program may wait in inference mode, no_grad or autocast. Leave these: copies of parameters outlive a wait.
+        # A program may wait in inference mode, no_grad or autocast. Leave the mode: copies of parameters outlive waits.
         with (
             torch.inference_mode(False),
             torch.enable_grad(),

@@ -194,7 +194,7 @@ class GradientBucket:
 
     def wire_address(self) -> int:
         """Return the address of the tensor that travels, once the core may write to it."""
-        if self.wire.is_cuda:  # wait for queued CUDA kernels that use the tensor: C++ code does not know of them
+        if self.wire.is_cuda:  # wait for queued CUDA kernels that use the tensor: this package's C++ code does not
             torch.cuda.current_stream(self.wire.device).synchronize()
         return self.wire.data_ptr()
 

@@ -73,7 +73,7 @@ def wrap(
             with self.skip_synchronize() if round_steps.changes_gradients or scaler_has_reduced else nullcontext():
                 result = horovod_step(self, closure)
         else:
-            if self._handles:  # gradients were made before the closure, for example by SAM's first step
+            if self._handles:  # gradients were made before the closure, for example for SAM's first step
                 self.synchronize()
             result = base.step(self, lambda: _reduced(self, closure, round_steps))
             self._synchronized = False

@@ -66,7 +66,7 @@ class Merging:
         self.buckets = {f"{prefix}.{index}": message for index, message in enumerate(messages)}
         owner = _attach.Owner()
         runtime.own(owner, self._process_set.process_set_id, [*self.buckets, self._planner.meeting])
-        # Buckets of the plan before end with the old owner. The bucket where ranks wait for each other has the new one.
+        # Buckets of the previous plan end with their owner. The bucket where ranks wait for each other gets a new one.
         self._owner = owner
 
     @property

@@ -224,7 +224,7 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
 
     def _complete_micro_batch(self) -> None:
         self.require_begun()
-        for bucket in reversed(self.buckets):  # take the first bucket last: its arrivals let the coordinator grant more
+        for bucket in reversed(self.buckets):  # the first bucket comes last: its arrivals lead to grants of new work
             for parameter in list(bucket.missing):
                 self._add(bucket, parameter)
         same = all(bucket.is_unchanged for bucket in self.buckets)

@@ -210,7 +210,7 @@ class PinnedMemory final : public HostAddressable {
 template <class Kind>
 Kind& OneOfEach(int device) {
   static std::mutex mutex;                                           // guards the map of memories
-  static auto* memories = new std::map<int, std::unique_ptr<Kind>>;  // memories are never freed: buffers may use them
+  static auto* memories = new std::map<int, std::unique_ptr<Kind>>;  // never freed: buffers may need a memory at exit
   std::lock_guard<std::mutex> lock(mutex);
   auto& memory = (*memories)[device];
   if (memory == nullptr) memory = std::make_unique<Kind>(device);

@@ -18,7 +18,7 @@ class Periods {
 
   void TakeStep() { ++steps_; }
   // Returns true if this rank must arrive at the bucket with which ranks end periods. When the round of this arrival
-  // has ended, the caller must ask again: another rank may have closed this round, to end an earlier period.
+  // has ended, the caller must ask again: the round may have ended an earlier period, which another rank had completed.
   bool MustSignal(Round ended) const { return ended == 0 || (steps_ >= length_ && !IsOver(ended)); }
   // Returns true if some rank has taken all its steps of the present period, so the models must be averaged now.
   bool IsOver(Round ended) const { return ended >= periods_ + 2; }

@@ -7,7 +7,7 @@ namespace horovod_partial {
 namespace {
 
 constexpr std::array<int, 2> kLongestHold = {128, 24};  // the longest delays of decreases and increases, in periods
-constexpr double kForgets = 0.8;  // if no larger quorum can be tried, the next may be predicted slower by this factor
+constexpr double kForgets = 0.8;  // may_hide_ falls by this factor if no larger quorum can be tried, to allow more
 
 double Best(const std::vector<double>& predicted) { return *std::max_element(predicted.begin(), predicted.end()); }
 

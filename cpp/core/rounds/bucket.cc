@@ -275,7 +275,7 @@ void Bucket::Clear(Round complete) {
   iteration_ = 0;
   if (state_ == State::kRunning) discard_result_ = !on_time_ || only_delivers_;
   if (options_.late == Late::kKeep) {
-    outgoing_gradients_ = 0;  // if the kept model has been announced, it is sent once more, unchanged
+    outgoing_gradients_ = 0;  // outgoing_ stays unchanged: a round may count the kept model until the next report
   } else if (state_ != State::kRunning && outgoing_gradients_ > 0) {
     outgoing_.Zero();
     cleared_ = true;

@@ -7,7 +7,7 @@
 namespace horovod_partial {
 namespace {
 
-// The shortest delay of a rank from which grace is learned. A rank may arrive before the policy is satisfied and still
+// When grace is learned, a shorter delay counts as this one. A rank may arrive before the policy is satisfied and still
 // be late, because its report was on the way. With any grace above zero a round waits one more cycle for this rank.
 constexpr Time kSmallestLag{1};
 

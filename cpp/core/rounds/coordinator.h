@@ -64,7 +64,7 @@ class Coordinator {
   const Declaration& declaration(const std::string& bucket) const { return *buckets_.at(bucket).declaration; }
   int device(const std::string& bucket, Rank rank) const;
 
-  // Called when a round has ended in an error on all ranks. Afterwards it is as if the bucket had never been used.
+  // Called when a round is refused, and so fails on all ranks. Afterwards it is as if the bucket had never been used.
   void Forget(const std::string& bucket) {
     buckets_.erase(bucket);
     unflushed_.erase(bucket);

@@ -43,7 +43,7 @@ class Telling {
 
  private:
   const int pause_;
-  int quiet_ = 0;  // the number of intervals until a stall may be logged again
+  int quiet_ = 0;  // the number of heartbeat intervals until a stall may be logged again
   bool told_ = false;
 };
 

@@ -114,7 +114,7 @@ def predict(
     if passes > 1:
         compute = _first_steps(compute, passes)
     steps, ranks = compute.shape
-    most = _MOST_RESAMPLES if passes == 1 else _LEAST_RESAMPLES  # fewer, because simulating micro-batches takes long
+    most = _MOST_RESAMPLES if passes == 1 else _LEAST_RESAMPLES  # fewer resamples: simulating micro-batches is slow
     resamples = min(most, _MOST_SIMULATED // max(1, steps * ranks * passes * len(policies)))
     drawn = _blocks(steps, resamples if resamples >= _LEAST_RESAMPLES else 0)
     predictions = []
@@ -161,7 +161,7 @@ def _run(compute: Floats, reduction: float, policy: str, *, passes: int, split: 
     ranks = compute.shape[1]
     least = float(compute.min())
     trace = Trace("recorded", least, (Gradient("all", 1, 0.0),))
-    # The measured time of a reduction includes half a cycle, on average, before it. The simulator adds this itself.
+    # The measured time of a reduction includes half a cycle of waiting, on average. The simulator adds this itself.
     cost = max(reduction - _CYCLE / 2, 0.0)
     delays = compute - least
     if of_samples:

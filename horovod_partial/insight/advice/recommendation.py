@@ -23,7 +23,7 @@ from horovod_partial.insight.report import slowness
 from horovod_partial.insight.report.slowness import Slowness
 
 # A policy counts as equally fast as the fastest one if it makes at least this share of the fastest's steps per second.
-# Among equally fast policies, the advice recommends the one with the fewest late gradients.
+# Among equally fast policies, the advice recommends the policy with the fewest late gradients.
 NEAR = 0.97
 _MARGIN = f"{100 * (1 - NEAR):.0f} %"
 _OFTEN = 0.5  # the advice warns if ranks wait for something besides gradients in at least this share of steps

@@ -33,8 +33,8 @@ Kind = Literal["none", "persistent", "bursts", "random"]
 LEAST_STEPS = 30  # with fewer steps than this, it is not determined in what way a rank is slow
 LEAST_SLOWNESS = 1.05  # a persistently slow rank takes at least this many times as long as the faster ranks
 _LEAST_STEP = 1.2  # a slow step takes at least this many times the usual step time of its rank
-_LEAST_SLOW, _LEAST_SHARE = 4, 0.02  # a rank has slow steps only if they are this many and this share of its steps
-_LEAST_USUAL = 0.1  # the least share of usual steps; a rank with fewer of them counts as persistently slow
+_LEAST_SLOW, _LEAST_SHARE = 4, 0.02  # slow steps count if they are at least this many, and at least this share
+_LEAST_USUAL = 0.1  # if less than this share of a slow rank's steps is fast, the rank counts as persistently slow
 # The means of a rank's slow steps and of its usual steps lie at least this many standard deviations apart.
 # Halves of a normal distribution lie 2.7 apart, and those of a uniform one 3.5; by chance a little more with few steps.
 _LEAST_APART = 3.8
@@ -193,7 +193,7 @@ def _split(times: Floats) -> _Split:
     # Limit extreme times. Otherwise one very long step, such as a checkpoint, would decide which steps count as slow.
     low, high = np.partition(times, (least - 1, steps - least))[[least - 1, steps - least]]
     values = np.sort(np.clip(times, low, high))
-    sizes = np.arange(usual, steps - least + 1)  # numbers of usual steps, for each of which the split is tried
+    sizes = np.arange(usual, steps - least + 1)  # the numbers of usual steps with which a split is tried
     sums = np.cumsum(values)
     below, above = sums[sizes - 1] / sizes, (sums[-1] - sums[sizes - 1]) / (steps - sizes)
     best = int(np.argmax(sizes * (steps - sizes) * (above - below) ** 2))
