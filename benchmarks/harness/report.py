@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
 import os
 import platform
@@ -24,26 +25,12 @@ from harness.launch import default_transport
 _TOP = Path(__file__).resolve().parents[2]
 _PACKAGES = ("horovod", "torch", "tensorflow", "keras", "numpy")
 _BUSY = 0.75  # processes that run for each core, from which on figures are marked
-
-
-def _git(*arguments: str) -> str | None:
-    command = ["git", "--no-optional-locks", "-C", str(_TOP), *arguments]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-# As the benchmark began. Sources that are changed later do not count.
-_BEFORE = {
-    "commit": _git("rev-parse", "--short", "HEAD"),
-    "changed_sources": _git("status", "--porcelain", "--", "*.py", "*.cc", "*.h") or "",
-    "load_before": os.getloadavg()[0],
-}
+_load_before = os.getloadavg()[0]
 
 
 def arguments(description: str | None, *, ranks: int, device: bool = False) -> argparse.ArgumentParser:
     """A parser with the options that every benchmark has, `--ranks`, `--transport` and `--json`; some have `--device` and `--quick`."""
+    _origin()  # before anything is measured
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
     )
@@ -70,28 +57,42 @@ def write_json(file: Path | None, figures: dict[str, Any]) -> None:
     """Write the figures and where they come from, if a file was asked for."""
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        replace(file, json.dumps({**figures, "about": _about()}, indent=2) + "\n")
+        replace(
+            file, json.dumps({**figures, "about": {**_origin(), "load_after": os.getloadavg()[0]}}, indent=2) + "\n"
+        )
 
 
-def _about() -> dict[str, Any]:
-    """Say how figures were made. `busy`: other processes, maybe an earlier benchmark, ran in the minute before."""
+@functools.cache
+def _origin() -> dict[str, Any]:
+    """Say where figures come from. `busy`: other processes, maybe an earlier benchmark, ran in the minute before.
+
+    What is found at the first call stays, so sources that are changed while a benchmark runs do not count.
+    """
     script, *rest = sys.argv
     cores = len(os.sched_getaffinity(0))
     return {
         "command": shlex.join([os.path.relpath(script, _TOP), *rest]),
         "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in _PACKAGES if _is_installed(name)},
+        "versions": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
         "cores": cores,
-        **_BEFORE,
-        "load_after": os.getloadavg()[0],
-        "busy": _BEFORE["load_before"] > _BUSY * cores,
+        "commit": _git("rev-parse", "--short", "HEAD"),
+        "changed_sources": _git("status", "--porcelain", "--", "*.py", "*.cc", "*.h") or "",
+        "load_before": _load_before,
+        "busy": _load_before > _BUSY * cores,
     }
 
 
-def _is_installed(name: str) -> bool:
+def _git(*arguments: str) -> str | None:
+    command = ["git", "--no-optional-locks", "-C", str(_TOP), *arguments]
     try:
-        metadata.version(name)
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return False
-    return True
+        return None

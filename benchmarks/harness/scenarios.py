@@ -56,8 +56,10 @@ def _one_in_twenty(generator: np.random.Generator, steps: int, ranks: int) -> Fl
 
 
 def _recorded(name: str) -> Draw:
-    steps = RecordedSteps.load(TRACES / f"{name}.csv")
-    return lambda generator, count, ranks: 1.0 + steps.draw(count, ranks, 1.0, seed=0)
+    def draw_steps(generator: np.random.Generator, steps: int, ranks: int) -> Floats:
+        return 1.0 + RecordedSteps.load(TRACES / f"{name}.csv").draw(steps, ranks, 1.0, seed=0)
+
+    return draw_steps
 
 
 SCENARIOS: dict[str, Draw] = {

@@ -13,7 +13,9 @@ import simulator
 from experiment import Job, Outcome, Plot, Row
 from harness import namespaces
 
-MEGABITS = 400  # of each link, at which eight ranks of ResNet-50's shapes take about 5 s for a step
+MEGABITS = merging.MEGABITS[
+    "links400"
+]  # of each link, at which eight ranks of ResNet-50's shapes take about 5 s for a step
 
 # --- Figure 4 --------------------------------------------------------------------------------------------------------
 

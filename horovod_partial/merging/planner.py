@@ -42,15 +42,6 @@ class Gradient:
 class Collectives(Protocol):
     """The collectives by which ranks plan merged gradients together. All ranks make the same calls, by the same names."""
 
-    def everybody_is_here(self, name: str) -> bool:
-        """Wait for all ranks. Returns False if some rank does not come, because it is out of training.
-
-        Call it before a flush, because a rank out of training may be in another flush.
-
-        Raises:
-            HorovodInternalError: a rank is out of training and has never called this.
-        """
-
     def probe(self, name: str, nbytes: int) -> Callable[[], bool]:
         """Return a function that sums a tensor of `nbytes` bytes over the ranks, in the same way as the training.
 
@@ -236,20 +227,20 @@ class Planner:
             ValueError: a rank cannot follow the plan, or ranks have different plans or models.
         """
         gradients = self._gradients
+        messages: list[list[Gradient]] = []
+        problem = ""
         if sorted(planned.gradients) != sorted(gradients):
             missing = sorted(set(gradients).symmetric_difference(planned.gradients))
-            self._agree(
-                f"the merging plan is for other parameters: {', '.join(missing[:3])} and so on", [], collectives
-            )
-            return
-        if planned.reason:
-            self._agree("the merging plan only repeats buckets, because its times were refused", [], collectives)
-            return
-        messages = [[gradients[name] for name in message] for message in planned.names()]
-        mixes = any(len({gradient.kind for gradient in message}) > 1 for message in messages)
-        self._agree("the merging plan mixes dtypes or devices in a message" if mixes else "", messages, collectives)
+            problem = f"the merging plan is for other parameters: {', '.join(missing[:3])} and so on"
+        elif planned.reason:
+            problem = "the merging plan only repeats buckets, because its times were refused"
+        else:
+            messages = [[gradients[name] for name in message] for message in planned.names()]
+            if any(len({gradient.kind for gradient in message}) > 1 for message in messages):
+                problem = "the merging plan mixes dtypes or devices in a message"
+        self._agree(problem, messages, collectives)
 
-    def _agree(self, problem: str, plan: list[Any], collectives: Collectives) -> None:
+    def _agree(self, problem: str, plan: list[list[Gradient]], collectives: Collectives) -> None:
         """Raise ValueError on every rank if a rank has a problem, or if `plan` is not equal on all ranks."""
         # Ranks may number their devices differently. So compare which gradients have equal devices and dtypes.
         kinds = list(dict.fromkeys(one.kind for message in plan for one in message))

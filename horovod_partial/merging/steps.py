@@ -14,26 +14,26 @@ class StepTimes:
     """The times of successive steps on one rank: when each gradient was computed, and when the last result was there.
 
     Args:
-        names: names of the gradients.
+        gradients: how many gradients there are.
         rows: one row for each step, in seconds on one clock: the time of each gradient (NaN for a gradient that the step
             did not compute), then the time of the last result. A step begins when the step before has ended, so the
             first step is not measured.
     """
 
-    def __init__(self, names: Sequence[str], rows: Sequence[Sequence[float]]) -> None:
-        self._names = names
+    def __init__(self, gradients: int, rows: Sequence[Sequence[float]]) -> None:
         self._steps: list[float] = []
         self._around: list[float] = []
-        self._behind: dict[str, list[float]] = {}  # for each gradient, its seconds after each step's first gradient
+        # For each gradient, its seconds after each step's first gradient.
+        self._behind: list[list[float]] = [[] for _ in range(gradients)]
         for (*_, begin), (*moments, end) in itertools.pairwise(rows):
             self._steps.append(end - begin)
-            came = {name: at for name, at in zip(names, moments, strict=True) if not math.isnan(at)}
-            if not came:
+            first = min((at for at in moments if not math.isnan(at)), default=math.nan)
+            if math.isnan(first):
                 continue
-            first = min(came.values())
             self._around.append(first - begin)
-            for name, at in came.items():
-                self._behind.setdefault(name, []).append(at - first)
+            for behind, at in zip(self._behind, moments, strict=True):
+                if not math.isnan(at):
+                    behind.append(at - first)
 
     @property
     def steps(self) -> int:
@@ -53,9 +53,9 @@ class StepTimes:
 
         A gradient that was never computed gets the latest time.
         """
-        medians = {name: statistics.median(values) for name, values in self._behind.items()}
-        latest = max(medians.values(), default=0.0)
-        return [medians.get(name, latest) for name in self._names]
+        medians = [statistics.median(behind) if behind else None for behind in self._behind]
+        latest = max((median for median in medians if median is not None), default=0.0)
+        return [latest if median is None else median for median in medians]
 
 
 class Steps:
@@ -64,13 +64,13 @@ class Steps:
     Threads of autograd call `record`, each for other gradients. One thread calls the rest, between backward passes.
 
     Args:
-        names: names of the gradients.
+        gradients: how many gradients there are.
         due: the number of steps before the first plan; None if there will be none.
         window: the number of steps to measure.
     """
 
-    def __init__(self, names: Sequence[str], due: int | None, window: int) -> None:
-        self._names = names
+    def __init__(self, gradients: int, due: int | None, window: int) -> None:
+        self._gradients = gradients
         self._rows = window + 1  # one row of times more than steps: a step is measured from the end of the one before
         self._steps = 0
         self.begin_plan(due)
@@ -78,7 +78,7 @@ class Steps:
     def begin_plan(self, steps: int | None) -> None:
         """Forget all times, because a new plan begins. `steps`: how many until the next plan; None if there is none."""
         self._due = None if steps is None else self._steps + steps
-        self._current = [math.nan] * len(self._names)
+        self._current = [math.nan] * self._gradients
         self._first: list[list[float]] = []
         self._last: deque[list[float]] = deque(maxlen=self._rows)
 
@@ -88,13 +88,13 @@ class Steps:
         return self._due is not None and 0 < self._due - self._steps <= self._rows
 
     def record(self, gradient: int) -> None:
-        """Note that a gradient is there, by its position in `names`."""
+        """Note that a gradient is there, by its number."""
         self._current[gradient] = time.perf_counter()
 
     def end_step(self) -> bool:
         """Note that all results of a step are there. Returns whether the next plan is due."""
         row = [*self._current, time.perf_counter()]
-        self._current = [math.nan] * len(self._names)
+        self._current = [math.nan] * self._gradients
         if len(self._first) < self._rows:
             self._first.append(row)
         self._last.append(row)
@@ -103,8 +103,8 @@ class Steps:
 
     def first(self) -> StepTimes:
         """Return the times of the first steps under the present plan."""
-        return StepTimes(self._names, self._first)
+        return StepTimes(self._gradients, self._first)
 
     def last(self) -> StepTimes:
         """Return the times of the last steps under the present plan."""
-        return StepTimes(self._names, list(self._last))
+        return StepTimes(self._gradients, list(self._last))

@@ -102,15 +102,13 @@ class GradientExchange(gradients.GradientExchange):
             members.append(Member(wire.dtype, wire.shape, restore))
         return wires, members
 
-    def _planned(self, wires: list[tf.Tensor], variables: list[Any]) -> list[list[int]]:
-        sizes = [wire.shape.num_elements() * wire.dtype.size for wire in wires]
-        return self._plan(variables, [wire.dtype for wire in wires], sizes)
-
     def _arrive(self, gradients: list[Any], variables: list[Any]) -> tuple[str, list[Arrived], list[RoundInfo]]:
         wires, members = self._wires(gradients, variables)
-        name = self._step_name(variables, [wire.dtype for wire in wires])
+        dtypes = [wire.dtype for wire in wires]
+        name = self._step_name(variables, dtypes)
+        plan = self._plan(variables, dtypes, [wire.shape.num_elements() * wire.dtype.size for wire in wires])
         arrived, infos = [], []
-        planned = {f"{name}.{index}": positions for index, positions in enumerate(self._planned(wires, variables))}
+        planned = {f"{name}.{index}": positions for index, positions in enumerate(plan)}
         self._own(planned.keys() - self._buckets.keys())
         for bucket, positions in planned.items():
             own = [members[i] for i in positions]

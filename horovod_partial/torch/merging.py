@@ -56,7 +56,7 @@ class Merging:
         self._positions = {parameter: position for position, parameter in enumerate(names)}
         gradients = [Gradient(name, kind(p), tuple(p.shape), str(p.dtype), wire_bytes(p)) for p, name in names.items()]
         self._planner = Planner(options, gradients, name)
-        self._steps = Steps(list(names.values()), self._planner.steps_to_next, options.warmup_steps)
+        self._steps = Steps(len(names), self._planner.steps_to_next, options.warmup_steps)
         self._due = False
         self._plans = 0
         self._rounds_before = 0  # the number of rounds that this rank took in the buckets of earlier plans
@@ -141,6 +141,13 @@ class Collectives:
         self._device = device
 
     def everybody_is_here(self, name: str) -> bool:
+        """Wait for all ranks. Returns False if some rank does not come, because it is out of training.
+
+        Call it before a flush, because a rank out of training may be in another flush.
+
+        Raises:
+            HorovodInternalError: a rank is out of training and has never called this.
+        """
         model = torch.zeros(1, device="cpu")
         handle = arrive(model, model, name, Quorum(1.0), self._process_set)
         handle.synchronize()

@@ -114,9 +114,6 @@ def test_a_plan_whose_parts_do_not_fit(tmp_path: Path) -> None:
 class DoubleOfTwoRanks:
     """Stands for the collectives of two ranks. The other rank takes twice as long for everything."""
 
-    def everybody_is_here(self, name: str) -> bool:
-        return True
-
     def probe(self, name: str, nbytes: int) -> Any:
         return lambda: True
 
@@ -129,7 +126,7 @@ class DoubleOfTwoRanks:
 
 def times(step: float) -> StepTimes:
     """Steps of so many seconds, whose three gradients come 1, 2 and 3 s after the step has begun."""
-    return StepTimes(list("abc"), [[step * n + 1.0, step * n + 2.0, step * n + 3.0, step * (n + 1)] for n in range(4)])
+    return StepTimes(3, [[step * n + 1.0, step * n + 2.0, step * n + 3.0, step * (n + 1)] for n in range(4)])
 
 
 @pytest.fixture
@@ -184,15 +181,15 @@ def test_a_fit_that_is_refused_leaves_a_plan_in_use_alone(monkeypatch: pytest.Mo
 
 def test_times_of_steps_without_gradients() -> None:
     nothing = [float("nan")] * 3
-    empty = StepTimes(list("abc"), [[*nothing, 1.0], [*nothing, 3.0], [*nothing, 5.0]])
+    empty = StepTimes(3, [[*nothing, 1.0], [*nothing, 3.0], [*nothing, 5.0]])
     assert (empty.steps, empty.step_seconds(), empty.around_seconds(), empty.ready()) == (2, 2.0, 0.0, [0.0] * 3)
-    some = StepTimes(list("abc"), [[*nothing, 0.0], [0.1, 0.4, float("nan"), 1.0], [*nothing, 2.0]])
+    some = StepTimes(3, [[*nothing, 0.0], [0.1, 0.4, float("nan"), 1.0], [*nothing, 2.0]])
     assert some.ready() == pytest.approx([0.0, 0.3, 0.3])
     assert some.around_seconds() == pytest.approx(0.1)
 
 
 def test_steps_are_measured_before_a_plan_is_due() -> None:
-    steps = Steps(["a"], due=3, window=2)
+    steps = Steps(1, due=3, window=2)
 
     def take(number: int) -> list[tuple[bool, bool]]:
         told = []
