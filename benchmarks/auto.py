@@ -106,6 +106,7 @@ def main() -> None:
             ranks=options.ranks,
             transport=options.transport,
             timeout=6 * 3600.0,
+            asleep=True,
             folder=folder,
             names=options.scenarios,
             policies=["auto", *STATIC],

@@ -216,6 +216,7 @@ def wagma(steps: int, seeds: int, seconds: float, repeats: int) -> dict[str, Any
 def report_wagma(options: Any) -> dict[str, Any]:
     measured = harness.launch(
         wagma,
+        asleep=True,
         ranks=options.ranks,
         transport=options.transport,
         steps=options.steps,
@@ -262,9 +263,9 @@ def report_wagma(options: Any) -> dict[str, Any]:
 
 SLOWNESS = 3  # of the slow rank
 STRAGGLING = 10
-READY = ["full", "partial_reduce:3", "partial_reduce:4", "weighted_average"]
+READY = ["full", "partial_reduce:3", "partial_reduce:4", "weighted_average:10,0.99"]
 TARGET = 1.5  # loss; 1 is the noise, and 11 that of the start
-STALENESS = ["partial_reduce:3", "partial_reduce:3:staleness"]
+STALENESS = ["partial_reduce:3", "partial_reduce:3,staleness"]
 STALENESS_RATE = 0.003  # so that the run does not end where the loss has settled
 
 
@@ -313,6 +314,7 @@ def windows() -> dict[str, int]:
 def report_ready(options: Any) -> dict[str, Any]:
     measured = harness.launch(
         ready,
+        asleep=True,
         ranks=options.ranks,
         transport=options.transport,
         seeds=options.seeds,
@@ -359,7 +361,7 @@ def report_ready(options: Any) -> dict[str, Any]:
 
 COUNTS = (2, 4, 8)
 RIVALS = list(exchanges.BASELINES)
-OURS = ["solo", "majority", "group_average:2", "group_average:4", "partial_reduce:4", "weighted_average"]
+OURS = ["solo", "majority", "group_average:2", "group_average:4", "partial_reduce:4", "weighted_average:10,0.99"]
 WITH_FOUR = ("push_sum:2", "group_average:4", "partial_reduce:4")  # with fewer ranks these are other arms again
 
 
@@ -393,6 +395,7 @@ def report_throughput(options: Any) -> dict[str, Any]:
         for process_sets, names in exchanges.jobs({name: name for name in arms_for(count)}, count):
             measured = harness.launch(
                 throughput,
+                asleep=True,
                 ranks=count,
                 transport=options.transport,
                 process_sets=process_sets,

@@ -6,34 +6,57 @@ Every arm has its own copy of the parameters, and its gradients come from a back
 PyTorch all are optimizers; in TensorFlow ours are optimizers of Keras in the step of `model.fit`, and Horovod's is its
 tape (harness/steps_*.py). The arms take turns in blocks of a few steps, in one order and then in the other, behind a
 barrier. Horovod is there twice: where its two arms differ by more than 2 % the figures mean nothing. A ratio is that of
-an arm's median to the median of both of them.
+an arm's median to the median of both of them. A policy that closes rounds without some ranks may have fewer rounds than
+steps: both are counted, and gradients that came late.
 """
 
 from __future__ import annotations
 
 import importlib
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import harness
 from harness import shapes
 
+OURS = ("full", "quorum of all", "majority", "solo")
 VALID = (0.98, 1.02)  # for Horovod against Horovod
 QUICK_SECONDS = 10.0  # for a set of shapes
 
 
-def measure(module: str, steps: int, block: int, seconds: float | None) -> Iterator[dict[str, dict[str, list[float]]]]:
-    """On every rank: for each set of shapes, the seconds of a step in each block of each arm."""
+def measure(module: str, steps: int, block: int, seconds: float | None) -> Iterator[dict[str, Any]]:
+    """On every rank: for each set of shapes, the seconds of a step in each block of each arm; rounds and late gradients."""
     own = importlib.import_module(module)
-    measured: dict[str, dict[str, list[float]]] = {}
+    measured: dict[str, Any] = {"seconds": {}, "counts": {}}
     for shape_set, draw in shapes.SETS.items():
         arms = own.make_steps(shape_set, draw())
+        buckets = {name: first_step(step, own) for name, step in arms.items()}
         stage = f"overhead, {shape_set}"
-        measured[shape_set] = harness.alternate(
+        measured["seconds"][shape_set] = harness.alternate(
             stage, arms, own, blocks=-(-steps // block), block=block, seconds=seconds
         )
+        stats = own.bucket_stats()
+        measured["counts"][shape_set] = {
+            name: counts([stats[bucket] for bucket in of_arm]) for name, of_arm in buckets.items() if of_arm
+        }
         yield measured
+
+
+def first_step(step: Callable[[], Any], own: Any) -> list[str]:
+    """Take an arm's first step. Returns the buckets that it has made."""
+    before = set(own.bucket_stats())
+    step()
+    own.barrier()
+    return [name for name in own.bucket_stats() if name not in before]
+
+
+def counts(stats: list[dict[str, Any]]) -> dict[str, float]:
+    """Rounds by a rank's steps, all buckets together; and the share of arrivals that came too late for their round."""
+    rounds = sum(of["rounds"] for of in stats)
+    ranks = len(stats[0]["late"])
+    steps = sum(sum(of["gradients"]) for of in stats) / ranks
+    return {"rounds by step": rounds / steps, "late": sum(sum(of["late"]) for of in stats) / (rounds * ranks)}
 
 
 def main() -> None:
@@ -65,22 +88,25 @@ def main() -> None:
         void = "void" if figures["void"][shape_set] else ""
         for name, milliseconds in by_arm.items():
             ratio = milliseconds / figures["horovod_milliseconds"][shape_set]
-            rows.append([shape_set, name, f"{milliseconds:.2f}", f"{ratio:.3f}", void])
+            counted = figures["counts"][shape_set].get(name)
+            told = [f"{counted['rounds by step']:.2f}", f"{counted['late']:.1%}"] if counted else ["", ""]
+            rows.append([shape_set, name, f"{milliseconds:.2f}", f"{ratio:.3f}", *told, void])
     harness.print_table(
         f"Step time without compute in {options.framework}, {options.ranks} ranks over {options.transport}",
-        ["shapes", "optimizer", "ms", "over Horovod", ""],
+        ["shapes", "optimizer", "ms", "over Horovod", "rounds by step", "late", ""],
         rows,
     )
 
 
-def figures_of(measured: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
+def figures_of(measured: dict[str, Any]) -> dict[str, Any]:
     """The figures of the sets of shapes that have been measured."""
     figures: dict[str, Any] = {"horovod_over_horovod": {}, "void": {}, "milliseconds": {}, "horovod_milliseconds": {}}
-    for shape_set, seconds in measured.items():
+    figures["counts"] = measured["counts"]
+    for shape_set, seconds in measured["seconds"].items():
         medians = {name: statistics.median(values) for name, values in seconds.items()}
         horovod = statistics.median(seconds["horovod"] + seconds["horovod_again"])
         control = medians["horovod_again"] / medians["horovod"]
-        figures[shape_set] = {name: medians[name] / horovod for name in ("full", "majority", "solo")}
+        figures[shape_set] = {name: medians[name] / horovod for name in OURS}
         figures["horovod_over_horovod"][shape_set] = control
         figures["void"][shape_set] = not VALID[0] <= control <= VALID[1]
         figures["milliseconds"][shape_set] = {name: 1e3 * median for name, median in medians.items()}

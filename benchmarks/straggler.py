@@ -3,9 +3,10 @@
     .venv/bin/python benchmarks/straggler.py [--device cuda] [--json FILE] [--transport gloo]
 
 eager-SGD's first experiment (PPoPP'20, section 7.2.1) in miniature: 8,192 dimensions, a step of C = 40 ms (a sleep), and a
-delay of D = 20, 30 or 40 ms. Each rank serves its own delays too, so nobody can be faster than C + D/8 a step, where
-Full takes C + D: that is the limit of the speed-up, which is the ratio of the mean times of a step over the ranks. The
-loss is that of the replicas on data of their own, after the flush.
+delay of D = 20, 30 or 40 ms. Each rank serves its own delays too: C + D/8 a step in the mean, where Full takes C + D. The
+speed-up is the ratio of the times in which all ranks have ended, flush included, the median over the seeds. Its limit is
+that of the delays drawn, for a job whose slowest rank waits for nobody. All arms wait asleep, take turns, and run in one
+job. The loss is that of the replicas on data of their own, after the flush.
 
 Then the wait of a rank that comes when the round is over: the median time of `partial_allreduce_` of 8,193 floats.
 """
@@ -32,28 +33,19 @@ QUICK_STEPS, QUICK_SEEDS = 40, 1
 
 
 def measure(steps: int, seeds: int) -> Iterator[dict[str, Any]]:
-    """On every rank: figures by delay and policy, means over the seeds so far; and the wait of a late rank."""
-    runs: dict[str, dict[str, list[dict[str, float]]]] = {str(delay): {} for delay in DELAYS_MS}
+    """On every rank: figures by delay, policy and seed, of the seeds so far; and the wait of a late rank."""
+    runs: dict[str, dict[str, list[dict[str, float]]]] = {
+        str(delay): {sync: [] for sync in POLICIES} for delay in DELAYS_MS
+    }
     for seed in range(seeds):
         data = draw_data(seed)
         for delay, by_policy in runs.items():
             delays = harness.RandomVictims(hvd.size(), 1, int(delay) / 1e3, seed)
-            for sync in POLICIES:
+            for sync in sorted(POLICIES, key=POLICIES.index, reverse=seed % 2 == 1):
                 run = train(sync, f"D = {delay} ms, seed {seed}, {sync}", data, steps, delays)
-                by_policy.setdefault(sync, []).append(run)
-                yield {"runs": means_of(runs)}
-    yield {"runs": means_of(runs), "late_wait_ms": late_wait(25 * hvd.size())}
-
-
-def means_of(runs: dict[str, dict[str, list[dict[str, float]]]]) -> dict[str, dict[str, dict[str, float]]]:
-    """The means over the seeds."""
-    return {
-        delay: {
-            sync: {key: statistics.fmean(run[key] for run in figures) for key in figures[0]}
-            for sync, figures in by_policy.items()
-        }
-        for delay, by_policy in runs.items()
-    }
+                by_policy[sync].append(run)
+                yield {"runs": runs}
+    yield {"runs": runs, "late_wait_ms": late_wait(25 * hvd.size())}
 
 
 def draw_data(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -74,7 +66,7 @@ def draw_data(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torc
 def train(
     sync: str, stage: str, data: tuple[torch.Tensor, ...], steps: int, delays: harness.Delays
 ) -> dict[str, float]:
-    """Train under one policy. Returns a step's mean time, the share of late steps, and the loss without the noise."""
+    """Train under one policy. Returns the time of the job by step, the share of late steps, and the loss without the noise."""
     points, values, test_points, test_values = data
     model = nn.Linear(DIMENSIONS, 1)
     nn.init.zeros_(model.weight)
@@ -93,17 +85,16 @@ def train(
         optimizer.zero_grad()
         nn.functional.mse_loss(model(points[begin : begin + BATCH]), values[begin : begin + BATCH]).backward()
         optimizer.step()
-    finish()
-    seconds = time.perf_counter() - start
     optimizer.flush()
-    all_seconds = time.perf_counter() - start
+    finish()
+    seconds = max(hvd.allgather_object(time.perf_counter() - start))
     with torch.no_grad():
         loss = nn.functional.mse_loss(model(test_points), test_values).item() + NOISE**2
     on_time = [sum(b["on_time"]) for name, b in hvd.partial_stats().items() if name not in buckets_before]
-    mine = torch.tensor([1e3 * seconds / steps, 1e3 * all_seconds / steps, loss], dtype=torch.float64)
-    step_ms, with_flush_ms, loss = hvd.allreduce(mine, name="figures").tolist()
+    loss = hvd.allreduce(torch.tensor(loss, dtype=torch.float64), name="loss").item()
     late = 1 - on_time[0] / (steps * hvd.size()) if on_time else 0.0
-    return {"step_ms": step_ms, "step_ms_with_flush": with_flush_ms, "loss": loss, "late": late}
+    limit = harness.time_limit(delays, hvd.size(), steps, COMPUTE_MS / 1e3)
+    return {"step_ms": 1e3 * seconds / steps, "limit": limit, "loss": loss, "late": late}
 
 
 def late_wait(rounds: int) -> float:
@@ -141,38 +132,44 @@ def main() -> None:
         measure,
         **job,
         **load,
-        on_result=lambda measured: harness.write_json(options.json, about | figures_of(measured, options.ranks)),
+        asleep=True,
+        on_result=lambda measured: harness.write_json(options.json, about | figures_of(measured)),
     )
-    figures = figures_of(measured, options.ranks)
+    figures = figures_of(measured)
     rows = []
     for delay, runs in figures["runs"].items():
-        for sync, run in runs.items():
-            row = [delay, sync, f"{run['step_ms']:.1f}"]
+        for sync, of_sync in runs.items():
+            row = [delay, sync, f"{statistics.median(run['step_ms'] for run in of_sync):.1f}"]
             if sync == "full":
-                row += ["1.00", ""]
+                row += ["1.00", "", "", "1.000"]
             else:
-                speedup = figures[sync][delay]
-                row += [f"{speedup:.2f}", f"{speedup / figures['limit'][delay]:.1%}"]
-            over_full = run["loss"] / runs["full"]["loss"]
-            rows.append([*row, f"{run['late']:.0%}", f"{run['loss']:.3f}", f"{over_full:.3f}"])
+                speed_up, loss = figures[sync][delay], figures["loss_over_full"][sync][delay]
+                late = statistics.fmean(run["late"] for run in of_sync)
+                row += [f"{speed_up:.2f}", f"{speed_up / figures['limit'][delay]:.1%}", f"{late:.0%}", f"{loss:.3f}"]
+            rows.append(row)
     harness.print_table(
         f"One random rank of {options.ranks} late by D in a step of {COMPUTE_MS} ms, over {options.transport}",
-        ["D in ms", "policy", "step in ms", "speed-up", "of limit", "late", "loss", "over Full's"],
+        ["D in ms", "policy", "step in ms", "speed-up", "of limit", "late", "loss over Full's"],
         rows,
     )
     print(f"A late rank waits {figures['late_wait_ms']:.2f} ms for 8,193 floats (median)")
 
 
-def figures_of(measured: dict[str, Any], ranks: int) -> dict[str, Any]:
-    """The figures of the runs so far."""
+def figures_of(measured: dict[str, Any]) -> dict[str, Any]:
+    """The figures of the runs so far: medians over the seeds that all policies have."""
     figures: dict[str, Any] = {**measured, "solo": {}, "majority": {}, "limit": {}}
     figures["loss_over_full"] = {"solo": {}, "majority": {}}
     for delay, runs in measured["runs"].items():
-        figures["limit"][delay] = (COMPUTE_MS + int(delay)) / (COMPUTE_MS + int(delay) / ranks)
-        for sync, run in runs.items():
-            if sync != "full":
-                figures[sync][delay] = runs["full"]["step_ms"] / run["step_ms"]
-                figures["loss_over_full"][sync][delay] = run["loss"] / runs["full"]["loss"]
+        seeds = range(min(len(of_sync) for of_sync in runs.values()))
+        if not seeds:
+            continue
+        figures["limit"][delay] = statistics.median(runs["full"][seed]["limit"] for seed in seeds)
+        over_full = lambda sync, key, runs=runs, seeds=seeds: [
+            runs[sync][seed][key] / runs["full"][seed][key] for seed in seeds
+        ]
+        for sync in ("solo", "majority"):
+            figures[sync][delay] = 1 / statistics.median(over_full(sync, "step_ms"))
+            figures["loss_over_full"][sync][delay] = statistics.median(over_full(sync, "loss"))
     return figures
 
 

@@ -161,7 +161,7 @@ def main() -> None:
     if options.ranks != len(SHARES):
         parser.error(f"the shares of work are made for {len(SHARES)} ranks")
     job = {"ranks": options.ranks, "transport": options.transport}
-    measured = harness.launch(measure, **job, seeds=options.seeds, races=options.races)
+    measured = harness.launch(measure, **job, asleep=True, seeds=options.seeds, races=options.races)
 
     rows = [["all, half, a quarter of the steps", measured["shares"]]]
     rows += [[f"7 ranks {behind} steps behind", errors] for behind, errors in measured["behind"].items()]

@@ -357,7 +357,7 @@ class _ModelPolicy(_Policy):
     """A policy whose contributions are models."""
 
     average: tuple[str, ...]
-    overlap: bool
+    overlap: bool | str
     slow_momentum: SlowMomentum | None = None
 
     def _check_average(self) -> None:
@@ -368,7 +368,12 @@ class _ModelPolicy(_Policy):
         if unknown or "parameters" not in names:
             raise ValueError(f"average must hold 'parameters', and may hold 'buffers' and 'state', not {given!r}")
         object.__setattr__(self, "average", names)
-        require(is_flag(self.overlap), "overlap", "True or False", self.overlap)
+        fits = is_flag(self.overlap) or self.overlap == "gradient"
+        require(fits, "overlap", "True, False or 'gradient'", self.overlap)
+        if self.overlap == "gradient" and "buffers" in names:
+            raise ValueError(
+                "overlap='gradient' cannot average buffers: forward passes change them while their average is under way"
+            )
         fits = self.slow_momentum is None or isinstance(self.slow_momentum, SlowMomentum)
         require(fits, "slow_momentum", "hvd.SlowMomentum(beta)", self.slow_momentum)
 
@@ -383,7 +388,7 @@ class GroupAverage(_ModelPolicy, _OpenRounds):
 
     The first rank that arrives starts the round for all groups, of S ranks each. A rank that is on time gets sum / S. A
     late rank gets (sum + own) / (S + 1), and the sum contains the model of its last arrival. (The released code of the
-    paper always takes the second form, and averages before the step. This class follows Algorithm 2.)
+    paper always takes the second form, and averages before the step: see `overlap`. This class follows Algorithm 2.)
 
     Args:
         size: ranks in a group, 2 or more. None takes the largest power of two that is not above the square root of the
@@ -394,9 +399,11 @@ class GroupAverage(_ModelPolicy, _OpenRounds):
         average: what is averaged: `"parameters"`; `"buffers"`, floating-point ones such as BatchNorm's statistics (pass
             `named_buffers` to the optimizer); `"state"`, the optimizer's tensors of a parameter's shape, such as
             momentum. Everything else stays each rank's own.
-        overlap: whether `step` returns before the average is there, so that data can be loaded meanwhile. Then the next
-            forward pass of any module, or `synchronize`, waits for the average. Until this wait is over, parameters
-            hold the values before the average.
+        overlap: what runs beside an average. False: nothing, `step` waits for it. True: loading data; the next forward
+            pass of any module waits. `"gradient"`: also the next forward and backward pass; the next `step` waits, then
+            applies to the average a gradient of the model before it (the released code of the paper; Algorithm 1 of
+            D-PSGD, NIPS 2017). Until the wait is over, parameters hold the values before the average and must not be
+            changed. `synchronize` waits, too. Only for PyTorch.
         slow_momentum: applied to the averages over all ranks, every `period` rounds. Only for PyTorch.
         max_staleness: same as in `Solo`.
         grace_ms: same as in `Solo`.
@@ -406,7 +413,7 @@ class GroupAverage(_ModelPolicy, _OpenRounds):
     period: int | None = 10
     schedule: Butterfly | Schedule | None = None
     average: tuple[str, ...] = ("parameters",)
-    overlap: bool = False
+    overlap: bool | str = False
     slow_momentum: SlowMomentum | None = None
 
     def __post_init__(self) -> None:
@@ -456,7 +463,7 @@ class PartialReduce(_ModelPolicy):
     weights: str = "constant"
     alpha: float = 0.9
     average: tuple[str, ...] = ("parameters",)
-    overlap: bool = False
+    overlap: bool | str = False
 
     def __post_init__(self) -> None:
         require_count("size", self.size, 2)
@@ -495,7 +502,7 @@ class WeightedAverage(_ModelPolicy):
     period: int
     contraction: float
     average: tuple[str, ...] = ("parameters",)
-    overlap: bool = False
+    overlap: bool | str = False
     slow_momentum: SlowMomentum | None = None
 
     def __post_init__(self) -> None:

@@ -23,13 +23,20 @@ class PushSum(Baseline):
         optimizer: as in `Baseline`.
         process_sets: those of `process_sets_of`, initialised.
         neighbours: that a rank sends to in a step, 1 or 2 (the papers' 1n and 2n).
+        overlap: a rank adds the messages of the step before in place of this step's, so a message travels beside the
+            next gradient (the paper's Algorithm 2 with tau = 1).
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, process_sets: Sequence[hvd.ProcessSet], neighbours: int
+        self,
+        optimizer: torch.optim.Optimizer,
+        process_sets: Sequence[hvd.ProcessSet],
+        neighbours: int,
+        overlap: bool = False,
     ) -> None:
         super().__init__(optimizer)
         rank, size = hvd.rank(), hvd.size()
+        self._overlap = overlap
         self._neighbours = min(neighbours, len(_hops(size)))
         self._sum_and_weight = self._with_weight(self._read())
         self._outboxes: dict[int, Outbox] = {}  # by hop
@@ -40,7 +47,7 @@ class PushSum(Baseline):
             self._outboxes[hop] = Outbox("push_sum", receiver, set_with(receiver, process_sets))
             self._inboxes[hop] = Inbox("push_sum", sender, message, set_with(sender, process_sets))
         self._steps = 0
-        self._listens = False  # for this step's messages
+        self._awaited: list[int] = []  # the hops whose messages this rank listens for
 
     @staticmethod
     def process_sets_of(ranks: int) -> list[list[int]]:
@@ -57,34 +64,47 @@ class PushSum(Baseline):
         self._sum_and_weight[:-1] += self._change()
         self._push()
         self._write_model()
-        self._listen()
+        if not self._overlap:
+            self._listen()
 
     def flush(self) -> None:
         self._begin()
-        self._push()  # without a gradient: the others listen for it
+        if self._overlap:
+            self._take()
+        else:
+            self._push()  # without a gradient: the others listen for it
         for outbox in self._outboxes.values():
             outbox.drain()
         self._sum_and_weight = hvd.allreduce(self._sum_and_weight, name="push_sum.flush")
         self._write_model()
 
     def _begin(self) -> None:
-        if not self._listens:
+        if not self._awaited:
             self._sum_and_weight = self._with_weight(self._read())
-            self._listen()
+            if not self._overlap:
+                self._listen()
 
     def _listen(self) -> None:
-        for hop in self._hops_of_step():
+        self._awaited = self._hops_of_step()
+        for hop in self._awaited:
             self._inboxes[hop].listen()
-        self._listens = True
 
     def _push(self) -> None:
         hops = self._hops_of_step()
         share = self._sum_and_weight / (1 + len(hops))
         for hop in hops:
             self._outboxes[hop].send(share)
-        self._sum_and_weight = sum((self._inboxes[hop].take() for hop in hops), share)  # another tensor: shares travel
+        self._sum_and_weight = share.clone()  # another tensor: shares travel
+        self._take()
+        if self._overlap:
+            self._listen()
         self._steps += 1
-        self._listens = False
+
+    def _take(self) -> None:
+        """Add the messages that this rank listens for."""
+        for hop in self._awaited:
+            self._sum_and_weight += self._inboxes[hop].take()
+        self._awaited = []
 
     def _hops_of_step(self) -> list[int]:
         hops = _hops(hvd.size())

@@ -1,10 +1,10 @@
 """What benchmarks and examples share: starting ranks, delaying them, and reporting figures."""
 
 from harness.alternating import alternate
-from harness.delays import Delays, LinearSkew, RandomVictims, Rotating, SlowRank
+from harness.delays import Delays, LinearSkew, RandomVictims, Rotating, SlowRank, rate_limit, time_limit
 from harness.launch import Framework, LaunchError, Transport, default_transport, launch
 from harness.progress import progress
-from harness.report import arguments, print_table, write_json
+from harness.report import arguments, origin, print_table, write_json
 from harness.seeds import ahead_in_time, deviation, standard_error
 
 __all__ = [
@@ -22,8 +22,11 @@ __all__ = [
     "default_transport",
     "deviation",
     "launch",
+    "origin",
     "print_table",
     "progress",
+    "rate_limit",
     "standard_error",
+    "time_limit",
     "write_json",
 ]

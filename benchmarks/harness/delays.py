@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 class Delays(ABC):
@@ -25,6 +26,23 @@ class Delays(ABC):
         seconds = self.draw(step)[rank] * part
         if seconds > 0:
             time.sleep(seconds)
+
+
+def time_limit(delays: Delays, ranks: int, steps: int, compute: float) -> float:
+    """How many times as fast as `full` a job can end in which nobody waits and each rank serves its own delays."""
+    work = _work(delays, ranks, steps, compute)
+    return float(work.max(axis=1).sum() / work.sum(axis=0).max())
+
+
+def rate_limit(delays: Delays, ranks: int, steps: int, compute: float) -> float:
+    """How many times as many steps a second as under `full` all ranks together can take, if nobody waits for their end."""
+    work = _work(delays, ranks, steps, compute)
+    return float((work.max(axis=1).sum() / work.sum(axis=0)).mean())
+
+
+def _work(delays: Delays, ranks: int, steps: int, compute: float) -> NDArray[np.float64]:
+    """Seconds of each rank in each step."""
+    return compute + np.array([delays.draw(step) for step in range(steps)])[:, :ranks]
 
 
 @dataclass(frozen=True)

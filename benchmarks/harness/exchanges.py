@@ -10,9 +10,9 @@ from baselines import ADPSGD, DPSGD, Baseline, EagerSGD, LocalSGD, PushSum
 from torch import nn
 
 import horovod_partial.torch as hvd
+from horovod_partial.policies import parse
 
 PERIOD = 10  # rounds from one average over all ranks to the next
-CONTRACTION = 0.99  # of a step, for averages by work
 TEN_EPOCHS = 640  # rounds, in which a rank goes through the hyperplane's points ten times
 
 
@@ -21,18 +21,23 @@ def fixed_groups(size: int) -> hvd.GroupAverage:
     return hvd.GroupAverage(schedule=hvd.Schedule(lambda _, rank: rank // size, 1), period=PERIOD)
 
 
-POLICIES: dict[str, Callable[[], dict[str, Any]]] = {
-    "full": lambda: {"sync": hvd.Full()},
-    "solo": lambda: {"sync": hvd.Solo()},
-    "majority": lambda: {"sync": hvd.Majority()},
-    "group_average:2": lambda: {"sync": hvd.GroupAverage(2, period=PERIOD)},
-    "group_average:4": lambda: {"sync": hvd.GroupAverage(4, period=PERIOD)},
-    "fixed_groups:2": lambda: {"sync": fixed_groups(2)},
-    "fixed_groups:4": lambda: {"sync": fixed_groups(4)},
-    "partial_reduce:3": lambda: {"sync": hvd.PartialReduce(3)},
-    "partial_reduce:4": lambda: {"sync": hvd.PartialReduce(4)},
-    "partial_reduce:3:staleness": lambda: {"sync": hvd.PartialReduce(3, weights="staleness")},
-    "weighted_average": lambda: {"sync": hvd.WeightedAverage(PERIOD, CONTRACTION)},
+def wait_avoiding(size: int) -> hvd.GroupAverage:
+    """Groups along a butterfly, and every so many rounds one group of all ranks: that does not wait for anybody, either."""
+    butterfly = hvd.Butterfly(size)
+
+    def group(round: int, rank: int) -> int:
+        groups = butterfly.groups(round, hvd.size())
+        return -1 if (round + 1) % PERIOD == 0 else next(i for i, ranks in enumerate(groups) if rank in ranks)
+
+    phases = (hvd.size() - 1).bit_length()  # after so many rounds a butterfly begins again, whatever its groups' size
+    return hvd.GroupAverage(schedule=hvd.Schedule(group, PERIOD * phases), period=None)
+
+
+# Policies that no text names. An exchange that is neither of these nor a baseline is the text of a policy of ours.
+POLICIES: dict[str, Callable[[], hvd.GroupAverage]] = {
+    "fixed_groups:2": lambda: fixed_groups(2),
+    "fixed_groups:4": lambda: fixed_groups(4),
+    "wait_avoiding:4": lambda: wait_avoiding(4),
 }
 BASELINES: dict[str, Callable[[nn.Module, torch.optim.Optimizer, Sequence[hvd.ProcessSet]], Baseline]] = {
     "local_sgd": lambda _, optimizer, __: LocalSGD(optimizer, PERIOD),
@@ -40,6 +45,8 @@ BASELINES: dict[str, Callable[[nn.Module, torch.optim.Optimizer, Sequence[hvd.Pr
     "ad_psgd": lambda _, optimizer, sets: ADPSGD(optimizer, sets),
     "push_sum:1": lambda _, optimizer, sets: PushSum(optimizer, sets, 1),
     "push_sum:2": lambda _, optimizer, sets: PushSum(optimizer, sets, 2),
+    "push_sum:1:overlap": lambda _, optimizer, sets: PushSum(optimizer, sets, 1, overlap=True),
+    "push_sum:2:overlap": lambda _, optimizer, sets: PushSum(optimizer, sets, 2, overlap=True),
     "eager_sgd:solo": lambda model, optimizer, _: EagerSGD(optimizer, model.named_parameters(), "solo", TEN_EPOCHS),
     "eager_sgd:majority": lambda model, optimizer, _: EagerSGD(
         optimizer, model.named_parameters(), "majority", TEN_EPOCHS
@@ -50,9 +57,11 @@ PROCESS_SETS = {
     "ad_psgd": ADPSGD.process_sets_of,
     "push_sum:1": PushSum.process_sets_of,
     "push_sum:2": PushSum.process_sets_of,
+    "push_sum:1:overlap": PushSum.process_sets_of,
+    "push_sum:2:overlap": PushSum.process_sets_of,
 }
 # Every rank must take the same number of steps with these.
-IN_STEP = ("full", "local_sgd", "d_psgd", "push_sum:1", "push_sum:2")
+IN_STEP = ("full", "local_sgd", "d_psgd", "push_sum:1", "push_sum:2", "push_sum:1:overlap", "push_sum:2:overlap")
 
 
 def process_sets_of(name: str, ranks: int) -> list[list[int]]:
@@ -83,15 +92,23 @@ def make_optimizer(name: str, model: nn.Module, lr: float, process_sets: Sequenc
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     if name in BASELINES:
         return BASELINES[name](model, optimizer, process_sets)
-    return hvd.DistributedOptimizer(optimizer, model.named_parameters(), **POLICIES[name]())
+    return hvd.DistributedOptimizer(optimizer, model.named_parameters(), sync=policy(name))
+
+
+def policy(name: str) -> Any:
+    """The policy of the exchange of that name, one of ours."""
+    return POLICIES[name]() if name in POLICIES else parse(name)
 
 
 def was_full(name: str, optimizer: Any) -> bool:
     """The last step, by the exchange of that name, waited for all ranks by schedule."""
     if isinstance(optimizer, Baseline):
         return optimizer.was_full
-    last = optimizer.last_round
-    return name == "full" or (last is not None and (last.round == 0 or (last.round + 1) % PERIOD == 0))
+    if name == "full":
+        return True
+    last, ours = optimizer.last_round, policy(name)
+    period = ours.period if isinstance(ours, hvd.GroupAverage) else None
+    return last is not None and (last.round == 0 or (period is not None and (last.round + 1) % period == 0))
 
 
 def model_statistics() -> list[dict[str, Any]]:

@@ -46,6 +46,7 @@ def launch(
     options: Sequence[str] = (),
     framework: Framework = "torch",
     device: str = "cpu",
+    asleep: bool = False,
     on_result: Callable[[Any], None] = lambda _: None,
     **arguments: Any,
 ) -> Any:
@@ -63,6 +64,7 @@ def launch(
         options: more of that command's own.
         framework: whose Horovod is initialised.
         device: where PyTorch's tensors lie, unless the function says otherwise.
+        asleep: whether PyTorch's threads wait for Horovod's own operations asleep (see `harness.waiting`).
         on_result: called here with each result of rank 0, while the job goes on. It may miss one that the next has replaced.
         arguments: for the function; they travel as JSON, and so does its result.
 
@@ -81,6 +83,7 @@ def launch(
             "arguments": arguments,
             "framework": framework,
             "device": device,
+            "asleep": asleep,
             "process_sets": [list(members) for members in process_sets],
         }
         (channel / "request.json").write_text(json.dumps(request))

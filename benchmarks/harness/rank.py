@@ -14,6 +14,7 @@ from typing import Any
 
 from harness.progress import CHANNEL, report_to
 from harness.results import leave
+from harness.waiting import wait_asleep
 
 
 def main() -> None:
@@ -21,6 +22,8 @@ def main() -> None:
     channel = Path(os.environ[CHANNEL])
     request = json.loads((channel / "request.json").read_text())
     hvd = _import(request["framework"], request["device"])
+    if request["asleep"]:
+        wait_asleep()
     process_sets = [hvd.ProcessSet(members) for members in request["process_sets"]]
     hvd.init(process_sets=process_sets)
     if hvd.rank() == 0:

@@ -30,7 +30,7 @@ _load_before = os.getloadavg()[0]
 
 def arguments(description: str | None, *, ranks: int, device: bool = False) -> argparse.ArgumentParser:
     """A parser with the options that every benchmark has, `--ranks`, `--transport` and `--json`; some have `--device` and `--quick`."""
-    _origin()  # before anything is measured
+    origin()  # before anything is measured
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
     )
@@ -57,13 +57,11 @@ def write_json(file: Path | None, figures: dict[str, Any]) -> None:
     """Write the figures and where they come from, if a file was asked for."""
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        replace(
-            file, json.dumps({**figures, "about": {**_origin(), "load_after": os.getloadavg()[0]}}, indent=2) + "\n"
-        )
+        replace(file, json.dumps({**figures, "about": {**origin(), "load_after": os.getloadavg()[0]}}, indent=2) + "\n")
 
 
 @functools.cache
-def _origin() -> dict[str, Any]:
+def origin() -> dict[str, Any]:
     """Say where figures come from. `busy`: other processes, maybe an earlier benchmark, ran in the minute before.
 
     What is found at the first call stays, so sources that are changed while a benchmark runs do not count.

@@ -18,7 +18,12 @@ import horovod_partial.keras as hvd
 from harness.shapes import Shape
 
 Step = Callable[[], object]
-POLICIES: dict[str, Callable[[], object]] = {"full": hvd.Full, "majority": hvd.Majority, "solo": hvd.Solo}
+POLICIES: dict[str, Callable[[], object]] = {
+    "full": hvd.Full,
+    "quorum of all": lambda: hvd.Quorum(1.0),
+    "majority": hvd.Majority,
+    "solo": hvd.Solo,
+}
 LEARNING_RATE = 1e-3
 
 
@@ -84,6 +89,11 @@ def barrier() -> None:
 
 def finish() -> None:
     """What has been asked for is done: the operations here end with their results."""
+
+
+def bucket_stats() -> dict[str, Any]:
+    """`hvd.partial_stats()`."""
+    return hvd.partial_stats()
 
 
 def anyone(flag: bool) -> bool:

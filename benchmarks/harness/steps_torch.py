@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import horovod.torch
 import torch
@@ -11,13 +12,14 @@ import horovod_partial.torch as hvd
 from harness.device import finish
 from harness.shapes import Shape
 
-__all__ = ["anyone", "barrier", "finish", "make_steps", "mean_over_ranks"]
+__all__ = ["anyone", "barrier", "bucket_stats", "finish", "make_steps", "mean_over_ranks"]
 
 Step = Callable[[], None]
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "horovod": horovod.torch.DistributedOptimizer,
     "horovod_again": horovod.torch.DistributedOptimizer,
     "full": lambda *arguments: hvd.DistributedOptimizer(*arguments, sync=hvd.Full()),
+    "quorum of all": lambda *arguments: hvd.DistributedOptimizer(*arguments, sync=hvd.Quorum(1.0)),
     "majority": lambda *arguments: hvd.DistributedOptimizer(*arguments, sync=hvd.Majority()),
     "solo": lambda *arguments: hvd.DistributedOptimizer(*arguments, sync=hvd.Solo()),
 }
@@ -44,6 +46,11 @@ def _make_step(optimizer_name: str, prefix: str, shapes: list[Shape]) -> Step:
 def barrier() -> None:
     """Wait until every rank is here."""
     hvd.barrier()
+
+
+def bucket_stats() -> dict[str, Any]:
+    """`hvd.partial_stats()`."""
+    return hvd.partial_stats()
 
 
 def anyone(flag: bool) -> bool:

@@ -1,8 +1,8 @@
 """Runs programs of examples/torch/work on ranks that have a share of a core each, and keeps what they measure.
 
 A rank must wait cheaply, or it spends its share on waiting. Over Gloo, Horovod's threads sleep while they wait for others;
-over Open MPI they poll, and `mpi_yield_when_idle` is no help to a rank that is alone on its share. The thread that waits
-for one of Horovod's own operations, as under `full`, asks for it in a loop, over both; here it sleeps in between.
+over Open MPI they poll, and `mpi_yield_when_idle` is no help to a rank that is alone on its share. The thread that trains
+waits asleep, too (see `harness.waiting`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import io
 import json
 import runpy
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from harness.progress import progress
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "torch" / "work"
 CYCLE_MS = 5  # of Horovod's background thread; with its default of 1 that takes some 5 % of a core, on each rank
-POLL_SECONDS = 0.0005
 JOB_SECONDS = 600.0  # at most, of one program
 
 Job = dict[str, Any]
@@ -52,6 +50,7 @@ def run_programs(
             run,
             ranks=ranks,
             transport=transport,
+            asleep=True,
             timeout=JOB_SECONDS * len(jobs),
             environment={**variables, "HOROVOD_CYCLE_TIME": str(CYCLE_MS)},
             jobs=list(jobs),
@@ -63,7 +62,6 @@ def run_programs(
 def run(jobs: Sequence[Job], results: str, cores: Sequence[float]) -> None:
     """On every rank: be those programs, on a share that begins when PyTorch is there."""
     quota.enter(cores)
-    _wait_asleep()
     sys.path.insert(0, str(FOLDER))
     for job in jobs:
         text = "{program}, {policy}, rate {rate:g}, seed {seed}".format(**job)
@@ -80,17 +78,3 @@ def run(jobs: Sequence[Job], results: str, cores: Sequence[float]) -> None:
                 file.write(json.dumps({"job": job, "run": json.loads(lines[-1])}) + "\n")
         gc.collect()  # the optimizer's buckets end
         progress(text, 1, 1)
-
-
-def _wait_asleep() -> None:
-    """Let a thread sleep while it waits for an operation of Horovod's own."""
-    from horovod.torch.mpi_ops import mpi_lib
-
-    wait = mpi_lib.horovod_torch_wait_and_clear
-
-    def wait_and_clear(handle: int) -> None:
-        while not mpi_lib.horovod_torch_poll(handle):
-            time.sleep(POLL_SECONDS)
-        wait(handle)
-
-    mpi_lib.horovod_torch_wait_and_clear = wait_and_clear

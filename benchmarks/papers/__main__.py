@@ -68,6 +68,7 @@ def show_all() -> None:
 
 
 def run(experiment: Experiment, options: argparse.Namespace) -> None:
+    harness.origin()  # before anything is measured
     outcome = experiment.run(Job(options.smoke, options.transport))
     show(experiment, outcome)
     file = options.output / f"{experiment.paper}_{experiment.name}.png"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import eager_sgd_training
@@ -56,8 +57,36 @@ def throughputs(
     return group.throughputs("throughput", arms, task, delays, seconds, repeats, process_sets)
 
 
-def measured_over_full(job: Job, arms: list[str], victims: int, delay_over_compute: float) -> dict[str, float]:
-    """The throughput of exchanges of harness/exchanges.py over that of Full in the same job of Horovod.
+@dataclass(frozen=True)
+class Measured:
+    """Throughputs on real ranks, some of which are late in each step.
+
+    Attributes:
+        over_full: by exchange, over that of Full in the same job of Horovod.
+        limit: of these, for ranks that serve their own delays and wait for nobody.
+        rates: steps by second of all ranks, by exchange, for each repeat; and as many of Full beside each.
+    """
+
+    over_full: dict[str, float]
+    limit: float
+    rates: dict[str, dict[str, list[float]]]
+
+    def rows(self, labels: dict[str, str], where: str) -> list[Row]:
+        """Rows of the table, by the exchanges' labels."""
+        what = f"{where}: throughput over Full's"
+        rows = [Row(f"{label}, {what}", "", self.over_full[name], "measured") for name, label in labels.items()]
+        return [*rows, Row(f"the most that the delays allow, {what}", "", self.limit, "computed")]
+
+    def above_limit(self, labels: dict[str, str]) -> str:
+        """Whether exchanges are above the limit, which is that of a Full that loses nothing."""
+        names = [label for name, label in labels.items() if self.over_full[name] > 1.01 * self.limit]
+        if not names:
+            return "None is above what the delays allow by more than 1 %."
+        return f"Above what the delays allow, which is {self.limit:.2f}, by time that Full loses on 2 cores: {', '.join(names)}."
+
+
+def measured_over_full(job: Job, arms: list[str], victims: int, delay_over_compute: float) -> Measured:
+    """The throughput of exchanges of harness/exchanges.py, and of Full in the same job of Horovod.
 
     Args:
         job: how it runs.
@@ -66,21 +95,26 @@ def measured_over_full(job: Job, arms: list[str], victims: int, delay_over_compu
         delay_over_compute: by so much, in steps without delay.
     """
     ranks = job.choose(8, 2)
+    delay = delay_over_compute * group.COMPUTE
     ratios: dict[str, float] = {}
+    rates: dict[str, dict[str, list[float]]] = {}
     for process_sets, names in exchanges.jobs({name: name for name in arms}, ranks):
         measured = harness.launch(
             throughputs,
             ranks=ranks,
             transport=job.transport,
+            asleep=True,
             process_sets=process_sets,
             arms=["full", *names],
             victims=victims,
-            delay=delay_over_compute * group.COMPUTE,
+            delay=delay,
             seconds=job.choose(4.0, 0.2),
             repeats=job.choose(5, 1),
         )
-        ratios |= {name: ratio for name, ratio in group.over_full(measured).items() if name in names}
-    return {name: ratios[name] for name in arms}
+        ratios |= group.over_full(measured)
+        rates |= {name: {"steps/s": measured[name], "of Full beside it": measured["full"]} for name in names}
+    limit = harness.rate_limit(harness.RandomVictims(ranks, victims, delay), ranks, 400, group.COMPUTE)
+    return Measured({name: ratios[name] for name in arms}, limit, rates)
 
 
 # --- Fig. 10 ---------------------------------------------------------------------------------------------------------
@@ -92,26 +126,29 @@ def hyperplane(job: Job) -> Outcome:
     """Fig. 10: a regression, in whose steps one rank of eight is late."""
     ranks = job.choose(8, 2)
     measured = harness.launch(
-        straggler.measure, ranks=ranks, transport=job.transport, steps=job.choose(300, 3), seeds=job.choose(2, 1)
+        straggler.measure,
+        ranks=ranks,
+        transport=job.transport,
+        asleep=True,
+        steps=job.choose(300, 3),
+        seeds=job.choose(2, 1),
     )
+    figures = straggler.figures_of(measured)
     rows = []
     speed_ups: dict[str, list[float]] = {"solo": [], "majority": []}
-    limits = []
+    limits = [figures["limit"][str(delay)] for delay in HYPERPLANE_PAPER]
     worst = 0.0
-    for delay, printed in HYPERPLANE_PAPER.items():
-        runs = measured["runs"][str(delay)]
-        limit = (straggler.COMPUTE_MS + delay) / (straggler.COMPUTE_MS + delay / ranks)
-        limits.append(limit)
+    for (delay, printed), limit in zip(HYPERPLANE_PAPER.items(), limits, strict=True):
         for sync, of_sync in speed_ups.items():
-            of_sync.append(runs["full"]["step_ms"] / runs[sync]["step_ms"])
+            of_sync.append(figures[sync][str(delay)])
             paper = printed if sync == "solo" else ""
             rows.append(Row(f"{sync}, late by {delay} ms: speed-up over Full", paper, of_sync[-1], "measured"))
-            loss = runs[sync]["loss"] / runs["full"]["loss"]
+            loss = figures["loss_over_full"][sync][str(delay)]
             worst = max(worst, abs(loss - 1))
             paper = "1.00" if sync == "solo" else ""
             rows.append(Row(f"{sync}, late by {delay} ms: loss over Full's", paper, loss, "measured"))
         rows.append(Row(f"late by {delay} ms: limit with delays served", "", limit, "computed"))
-    ratio = measured["runs"]["20"]["solo"]["step_ms"] / measured["runs"]["20"]["majority"]["step_ms"]
+    ratio = figures["majority"]["20"] / figures["solo"]["20"]
     rows.append(Row("majority's throughput over solo's, late by 20 ms", "", ratio, "measured"))
     share = min(ours / limit for ours, limit in zip(speed_ups["solo"], limits, strict=True))
     verdict = (
@@ -122,7 +159,7 @@ def hyperplane(job: Job) -> Outcome:
     xs = [float(delay) for delay in HYPERPLANE_PAPER]
     series = {name: (xs, values) for name, values in speed_ups.items()}
     series |= {"limit": (xs, limits), "paper's solo": (xs, [float(text) for text in HYPERPLANE_PAPER.values()])}
-    return Outcome(rows, Plot("delay in ms, of 40 ms of compute", "speed-up over Full", series), verdict)
+    return Outcome(rows, Plot("delay in ms, of 40 ms of compute", "speed-up over Full", series), verdict, measured)
 
 
 # --- Fig. 11 ---------------------------------------------------------------------------------------------------------
@@ -173,7 +210,8 @@ def imagenet(job: Job) -> Outcome:
         f"models (deviation over the seeds up to {max(run.deviation for run in trained.values()):.1f}; the paper: "
         "-0.6 and -1.7)."
     )
-    return Outcome(rows, Plot("delay in ms", "steps by second", series), verdict)
+    measured = eager_sgd_training.measured(trained)
+    return Outcome(rows, Plot("delay in ms", "steps by second", series), verdict, measured)
 
 
 # --- Table 2 ---------------------------------------------------------------------------------------------------------
@@ -183,7 +221,8 @@ TABLE2_MEASURED = {
     "solo": "Solo",
     "eager_sgd:solo": "eager-SGD as published (solo)",
     "d_psgd": "D-PSGD",
-    "push_sum:2": "SGP (2n)",
+    "push_sum:2": "SGP (2n), without overlap",
+    "push_sum:2:overlap": "SGP (2n)",
     "ad_psgd": "AD-PSGD",
 }
 TABLE2_PAPER = {"Asynch-PS": 0.45, "D-PSGD": 0.94, "SGP (2n)": 1.02, "eager-SGD (solo)": 1.19}
@@ -212,17 +251,17 @@ def peers(job: Job) -> Outcome:
         for name, rate in rates[links_name].items():
             paper = f"{TABLE2_PAPER[name]:.2f}" if name in TABLE2_PAPER else ""
             rows.append(Row(f"{name}, 64 ranks, {links_name}: steps/s", paper, rate, "simulated"))
-    over_full = measured_over_full(job, list(TABLE2_MEASURED), 1, TABLE2_DELAY / IMAGENET_COMPUTE)
-    for name, ratio in over_full.items():
-        what = f"{TABLE2_MEASURED[name]}, {job.choose(8, 2)} ranks, one late: throughput over Full's"
-        rows.append(Row(what, "", ratio, "measured"))
-    verdict = peers_verdict(rates, {TABLE2_MEASURED[name]: ratio for name, ratio in over_full.items()})
+    measured = measured_over_full(job, list(TABLE2_MEASURED), 1, TABLE2_DELAY / IMAGENET_COMPUTE)
+    rows += measured.rows(TABLE2_MEASURED, f"{job.choose(8, 2)} ranks, one late")
+    over_full = {TABLE2_MEASURED[name]: ratio for name, ratio in measured.over_full.items()}
+    verdict = f"{peers_verdict(rates, over_full)} {measured.above_limit(TABLE2_MEASURED)}"
     ours = rates["Piz Daint"]
     names = list(ours)
     xs = [float(index) for index in range(len(names))]
     series = {name: ([float(index)], [ours[name]]) for index, name in enumerate(names)}
     series["paper"] = (xs[: len(TABLE2_PAPER)], list(TABLE2_PAPER.values()))
-    return Outcome(rows, Plot("row of the table", "steps by second, Piz Daint's links", series), verdict)
+    plot = Plot("row of the table", "steps by second, Piz Daint's links", series)
+    return Outcome(rows, plot, verdict, measured.rates)
 
 
 def peers_verdict(rates: dict[str, dict[str, float]], over_full: dict[str, float]) -> str:

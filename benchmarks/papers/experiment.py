@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import harness
 
@@ -73,11 +73,13 @@ class Outcome:
         rows: the table.
         plot: one picture.
         verdict: a sentence or two: where the claim is borne out, and where ours is worse.
+        measured: what the rows were made of: the value of each seed or repeat, and absolute times or rates.
     """
 
     rows: list[Row]
     plot: Plot
     verdict: str = ""
+    measured: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -107,10 +109,9 @@ class Experiment:
         return RESULTS / f"{self.paper}.{self.name}.json"
 
     def save(self, outcome: Outcome) -> None:
-        """Keep the figures, but for the plot."""
-        kept = {"rows": [asdict(row) for row in outcome.rows], "verdict": outcome.verdict}
-        self.file.parent.mkdir(exist_ok=True)
-        self.file.write_text(json.dumps(kept, indent=1) + "\n")
+        """Keep the figures, but for the plot, with what they were made of and how."""
+        rows = [asdict(row) for row in outcome.rows]
+        harness.write_json(self.file, {"rows": rows, "verdict": outcome.verdict, "measured": outcome.measured})
 
     def load(self) -> tuple[list[Row], str] | None:
         """The rows and the verdict that were kept; None if it has not run yet."""

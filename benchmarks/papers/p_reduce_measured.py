@@ -56,6 +56,7 @@ def speedup(job: Job) -> Outcome:
         slowed,
         ranks=ranks,
         transport=job.transport,
+        asleep=True,
         seconds=job.choose(1.5, 0.2),
         repeats=job.choose(3, 1),
         seeds=job.choose(3, 1),
@@ -114,7 +115,12 @@ def weights(job: Job) -> Outcome:
     """Constant weights against those by staleness, with a straggler that takes ten times as long."""
     seeds = job.choose(5, 1)
     measured = harness.launch(
-        straggling, ranks=job.choose(RANKS, 2), transport=job.transport, seconds=job.choose(4.5, 1.0), seeds=seeds
+        straggling,
+        ranks=job.choose(RANKS, 2),
+        transport=job.transport,
+        asleep=True,
+        seconds=job.choose(4.5, 1.0),
+        seeds=seeds,
     )
     constant, dynamic = (measured[name] for name in group.STALENESS)
     shares = _core.staleness_weights([max(LAGS) - lag for lag in LAGS], ALPHA)
@@ -177,7 +183,7 @@ def train(exchange: str, rate: float, seed: int, seconds: float, steps: int | No
     optimizer: Any = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=rate, momentum=MOMENTUM),
         model.named_parameters(),
-        **exchanges.POLICIES[exchange](),
+        sync=exchanges.policy(exchange),
     )
     generator = torch.Generator().manual_seed(1_000 * (seed + 1) + rank)
     pause = STEP * (TAKES_LONGER if rank == size - 1 else 1)
@@ -209,7 +215,7 @@ def rate(job: Job) -> Outcome:
     """P-Reduce at the rate that all-reduce has, and at that divided by the size of the groups, as the demo does."""
     seeds = job.choose(5, 1)
     curves = harness.launch(
-        rates, ranks=job.choose(RANKS, 2), transport=job.transport, steps=job.choose(150, 15), seeds=seeds
+        rates, ranks=job.choose(RANKS, 2), transport=job.transport, asleep=True, steps=job.choose(150, 15), seeds=seeds
     )
     accuracy = {name: [100 * curve[-1][1] for curve in of_arm] for name, of_arm in curves.items()}
     rows = []

@@ -240,7 +240,7 @@ def ranks(job: Job) -> Outcome:
     """The methods of figures 6 to 9, measured: losses after the same steps, and after the same time."""
     steps = job.choose(2_400, 240)
     curves = harness.launch(
-        race, ranks=job.choose(RANKS, 2), transport=job.transport, steps=steps, seeds=job.choose(5, 1)
+        race, ranks=job.choose(RANKS, 2), transport=job.transport, asleep=True, steps=steps, seeds=job.choose(5, 1)
     )
     few = steps / SLOWER
     end = min(curve[-1][1] for curve in curves.values())  # beyond it a method would stand still
@@ -326,7 +326,12 @@ def last_average(job: Job) -> Outcome:
     """`optimizer.flush()` under `hvd.WeightedAverage` against a plain mean of the same models."""
     seeds = job.choose(5, 1)
     measured = harness.launch(
-        flushes, ranks=job.choose(RANKS, 2), transport=job.transport, seeds=seeds, scale=job.choose(1.0, 0.1)
+        flushes,
+        ranks=job.choose(RANKS, 2),
+        transport=job.transport,
+        asleep=True,
+        seeds=seeds,
+        scale=job.choose(1.0, 0.1),
     )
     rows = [Row("r of a step, digits, fitted to another seed", "", measured["fitted"], "measured")]
     rows.append(Row("r of a step, SVM, 1 - lambda * eta", "", Svm.contraction, "computed"))

@@ -12,11 +12,13 @@ out, see the refusals; so are parallel workers in the others: every method takes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
+import harness
 import numpy as np
 from experiment import Job, Outcome, Plot, Row
 from numpy.typing import NDArray
@@ -251,9 +253,30 @@ def smaller(setting: Setting, job: Job) -> Setting:
     return replace(setting, steps=2 * PERIOD, every=PERIOD)
 
 
-def race(setting: Setting) -> tuple[Race, dict[str, list[float]]]:
+SEEDS = 3
+Losses = dict[str, list[float]]  # by method, at each look
+
+
+def of_seeds(run: Callable[[int], Losses], job: Job) -> list[Losses]:
+    """What each seed gives; two processes run at a time."""
+    with ProcessPoolExecutor(max_workers=2) as pool:
+        return list(pool.map(run, range(job.choose(SEEDS, 1))))
+
+
+def means(seeds: Sequence[Losses]) -> Losses:
+    """The mean over the seeds at each look."""
+    return {method: np.mean([losses[method] for losses in seeds], axis=0).tolist() for method in seeds[0]}
+
+
+def deviations(last: Sequence[dict[str, float]], what: str) -> str:
+    """How far seeds differ in what they end with, in a sentence."""
+    most = max(harness.deviation([of[method] for of in last]) / last[0][method] for method in last[0])
+    return f"Means of {len(last)} seeds; {what} deviate by up to {most:.1%}."
+
+
+def race(setting: Setting, seed: int) -> Losses:
     """Losses of all methods by iteration of the fastest node."""
-    runs = Race(setting, SPEEDS)
+    runs = Race(setting, SPEEDS, seed)
     even, uneven = runs.alone()
     losses = {
         SEQUENTIAL: [hinge(each[0], runs.tests) for each in even],
@@ -267,13 +290,14 @@ def race(setting: Setting) -> tuple[Race, dict[str, list[float]]]:
     if setting.contraction > setting.bound:  # so the largest that the theory allows is shown too
         losses[f"{WP}, r = {setting.bound:g}"] = runs.weighted(uneven, setting.bound)
         losses[f"{DM}, r = {setting.bound:g}"] = runs.delayed(setting.bound, by_period=False)
-    return runs, losses
+    return losses
 
 
 def by_iteration(setting: Setting, job: Job) -> Outcome:
     """Figures 7 and 9: losses after so many steps of the fastest node."""
     setting = smaller(setting, job)
-    runs, losses = race(setting)
+    runs, seeds = Race(setting, SPEEDS), of_seeds(partial(race, setting), job)
+    losses = means(seeds)
     last = {method: values[-1] for method, values in losses.items()}
     rows = [
         Row(
@@ -294,27 +318,35 @@ def by_iteration(setting: Setting, job: Job) -> Outcome:
         log_y=True,
     )
     told = verdict(last, ORDER_BY_ITERATION, CLOSE_BY_ITERATION)
+    ends = [{method: values[-1] for method, values in of.items()} for of in seeds]
+    told += f" {deviations(ends, 'losses')}"
     if useful == 1 and last[WP] > last[SEQUENTIAL]:
         told += (
             f" Equation 24 calls the average useful at all looks, and its loss is {last[WP] / last[SEQUENTIAL]:.1f} times that "
             "of the fastest node alone."
         )
-    return Outcome(rows, plot, told)
+    return Outcome(rows, plot, told, {"steps": runs.looks, "losses of each seed": seeds})
 
 
 def by_time(setting: Setting, job: Job) -> Outcome:
     """Figures 6 and 8: losses over time."""
     setting = smaller(setting, job)
-    runs, losses = race(setting)
+    runs, seeds = Race(setting, SPEEDS), of_seeds(partial(race, setting), job)
     slowest = 1 / min(SPEEDS)
     duration = {MINI_BATCH: slowest + AVERAGE, SIMUPARALLEL: slowest, DM: 1 + AVERAGE / PERIOD}  # of an iteration
     begin = hinge(Nodes(setting, runs.tests, 1).margins(0, runs.tests), runs.tests)
-    series = {}
-    for method, values in losses.items():
-        each = duration.get(method.partition(",")[0], 1.0)
-        series[method] = ([0.0, *(each * look for look in runs.looks)], [begin, *values])
     end = float(setting.steps)
+
+    def curves(losses: Losses) -> dict[str, tuple[list[float], list[float]]]:
+        times = {method: duration.get(method.partition(",")[0], 1.0) for method in losses}
+        return {
+            method: ([0.0, *(times[method] * look for look in runs.looks)], [begin, *values])
+            for method, values in losses.items()
+        }
+
+    series = curves(means(seeds))
     last = {method: float(np.interp(end, *curve)) for method, curve in series.items()}
+    ends = [{method: float(np.interp(end, *curve)) for method, curve in curves(losses).items()} for losses in seeds]
     claimed = BY_TIME[setting.name]
     rows = [
         Row(
@@ -335,7 +367,8 @@ def by_time(setting: Setting, job: Job) -> Outcome:
         if method != BY_PERIOD
     }
     plot = Plot("time, in steps of the fastest node", "hinge loss", shown, log_y=True)
-    return Outcome(rows, plot, verdict(last, order_by_time(claimed)))
+    told = f"{verdict(last, order_by_time(claimed))} {deviations(ends, 'losses')}"
+    return Outcome(rows, plot, told, {"steps": runs.looks, "losses of each seed": seeds})
 
 
 def order_by_time(read_off: dict[str, str]) -> list[tuple[str, str]]:
@@ -397,17 +430,11 @@ CLUSTERS = {"10 nodes": sorted(SPEEDS, reverse=True)[::2], "40 nodes": [*SPEEDS,
 def figure10(job: Job) -> Outcome:
     """Real-sim with twice the nodes, and with half of them, late in the training."""
     setting = smaller(LATE, job)
-    rows, series, order = [], {}, []
+    rows, series, order, measured = [], {}, [], {}
     for cluster, speeds in CLUSTERS.items():
-        runs = Race(setting, speeds)
-        even, uneven = runs.alone()
-        losses = {
-            SEQUENTIAL: [hinge(each[0], runs.tests) for each in even],
-            SIMUPARALLEL: [hinge(each.mean(axis=0), runs.tests) for each in even],
-            DIRECT: runs.weighted(uneven, 1.0),
-            WP: runs.weighted(uneven, setting.contraction),
-            f"{WP}, r = {setting.bound:g}": runs.weighted(uneven, setting.bound),
-        }
+        runs, seeds = Race(setting, speeds), of_seeds(partial(late_race, setting, speeds), job)
+        measured[cluster] = {"steps": runs.looks, "losses of each seed": seeds}
+        losses = means(seeds)
         key = len(runs.looks) // 2
         steps = [float(look) for look in runs.looks[key:]]
         for method, values in losses.items():
@@ -417,8 +444,22 @@ def figure10(job: Job) -> Outcome:
                 Row(f"hinge loss after {setting.steps:,} steps, {cluster}: {method}", paper, values[-1], "computed")
             )
         last = {method: values[-1] for method, values in losses.items()}
-        order.append(f"{cluster}: {verdict(last, LATE_ORDER, LATE_CLOSE)}")
-    return Outcome(rows, Plot("steps of the fastest node", "hinge loss", series, log_y=True), " ".join(order))
+        ends = [{method: values[-1] for method, values in of.items()} for of in seeds]
+        order.append(f"{cluster}: {verdict(last, LATE_ORDER, LATE_CLOSE)} {deviations(ends, 'losses')}")
+    return Outcome(rows, Plot("steps of the fastest node", "hinge loss", series, log_y=True), " ".join(order), measured)
+
+
+def late_race(setting: Setting, speeds: Sequence[float], seed: int) -> Losses:
+    """Losses of the methods that the figure has."""
+    runs = Race(setting, speeds, seed)
+    even, uneven = runs.alone()
+    return {
+        SEQUENTIAL: [hinge(each[0], runs.tests) for each in even],
+        SIMUPARALLEL: [hinge(each.mean(axis=0), runs.tests) for each in even],
+        DIRECT: runs.weighted(uneven, 1.0),
+        WP: runs.weighted(uneven, setting.contraction),
+        f"{WP}, r = {setting.bound:g}": runs.weighted(uneven, setting.bound),
+    }
 
 
 # --- Figure 3 ---------------------------------------------------------------------------------------------------------

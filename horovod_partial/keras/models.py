@@ -34,7 +34,7 @@ class ModelExchange(models.ModelExchange):
     ) -> None:
         super().__init__(policy, arguments["process_set"])
         if policy.overlap:
-            raise ValueError("overlap=True is for horovod_partial.torch: Keras begins a step after the one before")
+            raise ValueError("overlap= is for horovod_partial.torch: Keras begins a step after the one before")
         if policy.slow_momentum is not None:
             raise ValueError(
                 "slow_momentum= is for horovod_partial.torch: an optimizer of Keras has its own momentum only"

@@ -92,6 +92,7 @@ class ModelExchange(models.ModelExchange, Exchange):
         # The model, packed into one tensor. None before the first step, because until then the optimizer has no state.
         self._bucket: ModelBucket | None = None
         self._in_flight: PartialHandle | None = None
+        self._versions: list[int] = []  # PyTorch's counts of changes, of each tensor in the bucket, when it arrived
         self._forward_hook: Any = None
         self._slow_momentum = None if policy.slow_momentum is None else SlowMomentumState(policy.slow_momentum)
         # The function that updates the slow momentum by the result of the average under way; None for no update.
@@ -126,7 +127,8 @@ class ModelExchange(models.ModelExchange, Exchange):
         self._enter()
         steps = self.steps_to_average()
         if steps is not None:
-            flat = self._pack(self._tensors(optimizer)).flat
+            bucket = self._pack(self._tensors(optimizer))
+            flat = bucket.flat
             self._learn = None
             if self._slow_momentum is not None and self.averages_all():
                 if isinstance(self.policy, GroupAverage) and self.rounds == 0:
@@ -135,11 +137,20 @@ class ModelExchange(models.ModelExchange, Exchange):
                     self._slow_momentum.contribute(self._parameters_of(flat))
                     self._learn = self._slow_momentum.take
             self._in_flight = arrive(flat, flat, self.name, self.policy, self.process_set, steps, members=self._members)
-            if self.policy.overlap:
-                self._forward_hook = register_module_forward_pre_hook(lambda *_: self.synchronize())
-            else:
+            self._versions = [tensor._version for tensor in bucket.tensors]
+            if not self.policy.overlap:
                 self.synchronize()
+            elif self.policy.overlap != "gradient":
+                self._forward_hook = register_module_forward_pre_hook(lambda *_: self.synchronize())
         return loss
+
+    def _changed_since_step(self, bucket: ModelBucket) -> str | None:
+        """Return what the program has changed since the average under way began, which would overwrite the change."""
+        for index, tensor in enumerate(bucket.tensors):
+            if tensor._version != self._versions[index]:
+                is_parameter = index < len(self._trained)
+                return self._names[self._trained[index]] if is_parameter else "a buffer or the optimizer's state"
+        return None
 
     def _prepared(self, optimizer: Any, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
         if closure is None:
@@ -160,6 +171,11 @@ class ModelExchange(models.ModelExchange, Exchange):
         if handle is None or bucket is None:
             return
         handle.synchronize()
+        if changed := self._changed_since_step(bucket):
+            raise RuntimeError(
+                f"{changed} was changed between a step and the end of its average, under {self.policy!r}: call "
+                "optimizer.synchronize() before you change the model"
+            )
         info = handle.info()
         self.last_round = info
         self._taken = info.round + 1
@@ -241,6 +257,9 @@ class ModelExchange(models.ModelExchange, Exchange):
         if runtime.failed or not runtime.is_initialized():
             self._forget_in_flight()
             self._bucket = None  # Horovod may still write to the old bucket; its handle keeps the memory alive
+        if self._in_flight is not None and self._bucket is not None and self._changed_since_step(self._bucket):
+            self._in_flight.synchronize()  # a model that has been loaded takes the place of the average
+            self._forget_in_flight()
         self.synchronize()
         if self._tenure.is_current:
             runtime.clear(self.process_set.process_set_id, [self.name])

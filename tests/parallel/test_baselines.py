@@ -28,6 +28,7 @@ IN_STEP: dict[str, Callable[[Any, Sets], Baseline]] = {
     "d_psgd": DPSGD,
     "push_sum:1": lambda optimizer, sets: PushSum(optimizer, sets, 1),
     "push_sum:2": lambda optimizer, sets: PushSum(optimizer, sets, 2),
+    "push_sum:2:overlap": lambda optimizer, sets: PushSum(optimizer, sets, 2, overlap=True),
 }
 
 
@@ -99,6 +100,22 @@ def test_push_sum_goes_round_the_hops(world: World, pairs: Sets, neighbours: int
     torch.testing.assert_close(training.models(), everywhere(training.starts().mean(0)))
 
 
+def test_push_sum_with_overlap_adds_the_messages_of_the_step_before(world: World, pairs: Sets) -> None:
+    training = Training(world, lambda optimizer, sets: PushSum(optimizer, sets, 1, overlap=True), pairs)
+    sums, weights = training.starts(), torch.ones(4, 1)
+    sent = [torch.zeros(4, 7), torch.zeros(4, 1)]  # shares of the step before, by rank of the receiver
+    for step in range(100):
+        training.step()
+        hop = 2 ** (step % 2)
+        shares = [sums / 2, weights / 2]
+        sums, weights = (share + arrived for share, arrived in zip(shares, sent, strict=True))
+        sent = [share.roll(hop, 0) for share in shares]
+        torch.testing.assert_close(training.models(), sums / weights)
+    torch.testing.assert_close(training.models(), everywhere(training.starts().mean(0)))
+    training.trained.flush()
+    torch.testing.assert_close(training.models(), everywhere(training.starts().mean(0)))
+
+
 def test_push_sum_with_unequal_weights(world: World, pairs: Sets) -> None:
     """In this graph they stay 1; where they do not, models must still agree on the sum by the weight of all."""
     training = Training(world, lambda optimizer, sets: PushSum(optimizer, sets, 1), pairs)
@@ -162,12 +179,13 @@ def test_no_step_is_lost(world: World, pairs: Sets, name: str) -> None:
         torch.testing.assert_close(training.models(), everywhere(expected))
 
 
-@pytest.mark.parametrize("name", ["d_psgd", "push_sum:1"])
+@pytest.mark.parametrize("name", ["d_psgd", "push_sum:1", "push_sum:2:overlap"])
 def test_only_neighbours_are_waited_for(world: World, pairs: Sets, name: str) -> None:
     """Rank 3 takes its first step when all others have taken theirs that need nothing of it."""
     training = Training(world, IN_STEP[name], pairs)
-    # On a ring rank 1 is no neighbour of rank 3. Along the graph rank 0 is rank 3's receiver in the first step.
-    free = {"d_psgd": [1], "push_sum:1": [1, 2]}[name]
+    # On a ring rank 1 is no neighbour of rank 3. Along the graph rank 0 is rank 3's receiver in the first step, in which
+    # nobody waits with overlap.
+    free = {"d_psgd": [1], "push_sum:1": [1, 2], "push_sum:2:overlap": [0, 1, 2]}[name]
     if world.rank == 3:
         for rank in free:
             world.wait_for(f"{rank} has stepped")

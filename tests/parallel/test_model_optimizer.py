@@ -6,6 +6,7 @@ PyTorch shares with Keras.
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import Any
 
@@ -122,6 +123,103 @@ def test_hooks_of_a_step_run_once(world: World, policy: str) -> None:
     train(world, optimizer, model, 2)
     assert ran == ["before", "after"] * 2
     optimizer.flush()
+
+
+# --- Overlap ------------------------------------------------------------------------------------------------------------
+
+
+@kinds
+def test_a_gradient_beside_an_average_is_applied_to_it(world: World, policy: str) -> None:
+    """A gradient is of the model before the average, which comes at the next step, a flush, or when it is waited for."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(model.weight, float(world.rank))
+    sync = (
+        hvd.WeightedAverage(1, 1.0, overlap="gradient") if policy == "weighted" else MODELS[policy](overlap="gradient")
+    )
+    optimizer = wrap(model, sync, "sgd")
+    expected = float(world.rank)
+    for number in range(12):
+        before = model.weight.item()
+        assert before == pytest.approx(expected)
+        optimizer.zero_grad()
+        (0.5 * model(torch.ones(1)) ** 2).backward()  # the gradient is the weight
+        assert model.weight.item() == before
+        world.barrier()  # all take part in each round, so the one before has ended
+        optimizer.synchronize()
+        averaged = model.weight.item()
+        if number == 1 and policy != "ready":
+            assert averaged == pytest.approx(0.9 * sum(world.ranks) / world.size)  # the first round is of all ranks
+        optimizer.step()
+        expected = averaged - 0.1 * before
+    optimizer.flush()
+    world.same(weights(model))
+
+
+@policies
+def test_learns_beside_averages(world: World, policy: str) -> None:
+    torch.manual_seed(world.rank)
+    model = torch.nn.Linear(3, 1)
+    bare = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+    sync = MODELS[policy](average=("parameters", "state"), overlap="gradient")
+    optimizer = hvd.DistributedOptimizer(bare, model.named_parameters(), sync=sync, max_grad_norm=10.0)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    target = torch.tensor([[1.0, -2.0, 3.0]])
+    losses = []
+    for _ in range(80 + 5 * world.rank):  # some end earlier
+        x = torch.randn(32, 3)
+        optimizer.zero_grad()
+        loss = ((model(x) - x @ target.T) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    optimizer.flush()
+    assert sum(losses[-20:]) / 20 < 0.25 * losses[0]
+    world.same(weights(model))
+
+
+@pytest.mark.parametrize("overlap", [True, "gradient"])
+@kinds
+def test_a_change_that_an_average_would_overwrite(world: World, policy: str, overlap: bool | str) -> None:
+    model = make_model()
+    sync = hvd.WeightedAverage(1, 1.0, overlap=overlap) if policy == "weighted" else MODELS[policy](overlap=overlap)
+    optimizer = wrap(model, sync, "sgd")
+
+    def clamp() -> None:
+        with torch.no_grad():
+            model[0].weight.clamp_(-0.1, 0.1)
+
+    train(world, optimizer, model, 2)
+    optimizer.synchronize()
+    clamp()
+    train(world, optimizer, model, 2)
+    clamp()
+    with pytest.raises(
+        RuntimeError, match=r"^0.weight was changed between a step .* call optimizer.synchronize\(\) before"
+    ):
+        optimizer.synchronize()
+    optimizer.flush()
+    world.same(weights(model))
+
+
+@pytest.mark.parametrize("overlap", [True, "gradient"])
+@kinds
+def test_a_state_that_is_loaded_beside_an_average(world: World, policy: str, overlap: bool | str) -> None:
+    """Training goes back to what was saved, and the average that was under way changes nothing."""
+    model = make_model()
+    sync = hvd.WeightedAverage(1, 1.0, overlap=overlap) if policy == "weighted" else MODELS[policy](overlap=overlap)
+    optimizer = wrap(model, sync)
+    train(world, optimizer, model, 2)
+    optimizer.flush()
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    kept = weights(model)
+    train(world, optimizer, model, 2)
+    world.barrier()
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    assert weights(model) == kept
+    train(world, optimizer, model, 2)
+    optimizer.flush()
+    world.same(weights(model))
 
 
 # --- State ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTS = {
     "eager_sgd": ("fig2", "fig3", "fig4", "fig9", "fig10", "fig11", "table2", "fig12", "fig13"),
-    "wagma_sgd": ("fig4", "fig5", "ablations", "fig6", "fig7", "fig8", "fig9", "fig10"),
+    "wagma_sgd": ("fig4", "fig5", "waits", "ablations", "fig6", "fig7", "fig8", "fig9", "fig10"),
     "p_reduce": ("speedup", "heterogeneity", "rho", "weights", "isolation", "independent", "rate"),
     "wp_sgd": ("fig3", "fig6", "fig7", "fig8", "fig9", "fig10", "ranks", "last_average"),
     "mg_wfbp": ("theorem1", "fig4", "table4", "fig5", "fig6", "fig7", "fig8", "fig9", "fig10", "fig11", "steps"),
