@@ -4,9 +4,9 @@
 
 eager-SGD's first experiment (PPoPP'20, section 7.2.1) in miniature: 8,192 dimensions, a step of C = 40 ms (a sleep), and a
 delay of D = 20, 30 or 40 ms. Each rank serves its own delays too: C + D/8 a step in the mean, where Full takes C + D. The
-speed-up is the ratio of the times in which all ranks have ended, flush included, the median over the seeds. Its limit is
-that of the delays drawn, for a job whose slowest rank waits for nobody. All arms wait asleep, take turns, and run in one
-job. The loss is that of the replicas on data of their own, after the flush.
+speed-up is the ratio of the times in which all ranks have ended, flush included, the median over the seeds. It cannot be
+more than Full's time over the sleeps of the slowest rank. All arms wait asleep, take turns, and run in one job. The loss is
+that of the replicas on data of their own, after the flush.
 
 Then the wait of a rank that comes when the round is over: the median time of `partial_allreduce_` of 8,193 floats.
 """
@@ -93,8 +93,9 @@ def train(
     on_time = [sum(b["on_time"]) for name, b in hvd.partial_stats().items() if name not in buckets_before]
     loss = hvd.allreduce(torch.tensor(loss, dtype=torch.float64), name="loss").item()
     late = 1 - on_time[0] / (steps * hvd.size()) if on_time else 0.0
-    limit = harness.time_limit(delays, hvd.size(), steps, COMPUTE_MS / 1e3)
-    return {"step_ms": 1e3 * seconds / steps, "limit": limit, "loss": loss, "late": late}
+    floors = harness.Floors.of(delays, hvd.size(), steps, COMPUTE_MS / 1e3)
+    floor = floors.full if sync == "full" else floors.alone
+    return {"step_ms": 1e3 * seconds / steps, "floor_ms": 1e3 * floor / steps, "loss": loss, "late": late}
 
 
 def late_wait(rounds: int) -> float:
@@ -141,7 +142,7 @@ def main() -> None:
         for sync, of_sync in runs.items():
             row = [delay, sync, f"{statistics.median(run['step_ms'] for run in of_sync):.1f}"]
             if sync == "full":
-                row += ["1.00", "", "", "1.000"]
+                row += ["1.00", f"Full over its floor: {figures['full_over_floor'][delay]:.2f}", "", "1.000"]
             else:
                 speed_up, loss = figures[sync][delay], figures["loss_over_full"][sync][delay]
                 late = statistics.fmean(run["late"] for run in of_sync)
@@ -157,13 +158,17 @@ def main() -> None:
 
 def figures_of(measured: dict[str, Any]) -> dict[str, Any]:
     """The figures of the runs so far: medians over the seeds that all policies have."""
-    figures: dict[str, Any] = {**measured, "solo": {}, "majority": {}, "limit": {}}
+    figures: dict[str, Any] = {**measured, "solo": {}, "majority": {}, "limit": {}, "full_over_floor": {}}
     figures["loss_over_full"] = {"solo": {}, "majority": {}}
     for delay, runs in measured["runs"].items():
         seeds = range(min(len(of_sync) for of_sync in runs.values()))
         if not seeds:
             continue
-        figures["limit"][delay] = statistics.median(runs["full"][seed]["limit"] for seed in seeds)
+        full = [runs["full"][seed] for seed in seeds]
+        figures["limit"][delay] = statistics.median(
+            one["step_ms"] / runs["solo"][seed]["floor_ms"] for seed, one in zip(seeds, full, strict=True)
+        )
+        figures["full_over_floor"][delay] = statistics.median(one["step_ms"] / one["floor_ms"] for one in full)
         over_full = lambda sync, key, runs=runs, seeds=seeds: [
             runs[sync][seed][key] / runs["full"][seed][key] for seed in seeds
         ]

@@ -56,6 +56,7 @@ def run_job(
     costs: Sequence[tuple[float, float]],
     cycle: float,
     average_period: int,
+    overlap: bool,
     late: str,
     policy: Policy,
 ) -> dict[str, Any]: ...

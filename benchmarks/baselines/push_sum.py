@@ -12,7 +12,7 @@ from baselines.pairs import Inbox, Outbox, ranks_of_sets, set_with
 
 
 class PushSum(Baseline):
-    """Waits for the messages of this step's senders, never for those that it sends to.
+    """Waits for the messages of this step's senders, or of the step before, never for those that it sends to.
 
     In the order of the paper's Algorithm 1: a rank has a sum x and a weight w, and trains at x / w. It applies the gradient
     to x, sends equal shares of (x, w), keeps one, and adds those that it gets. A message goes 2^k ranks ahead, where k goes

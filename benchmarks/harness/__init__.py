@@ -1,7 +1,7 @@
 """What benchmarks and examples share: starting ranks, delaying them, and reporting figures."""
 
 from harness.alternating import alternate
-from harness.delays import Delays, LinearSkew, RandomVictims, Rotating, SlowRank, rate_limit, time_limit
+from harness.delays import Delays, Floors, LinearSkew, RandomVictims, Rotating, SlowRank
 from harness.launch import Framework, LaunchError, Transport, default_transport, launch
 from harness.progress import progress
 from harness.report import arguments, origin, print_table, write_json
@@ -9,6 +9,7 @@ from harness.seeds import ahead_in_time, deviation, standard_error
 
 __all__ = [
     "Delays",
+    "Floors",
     "Framework",
     "LaunchError",
     "LinearSkew",
@@ -25,8 +26,6 @@ __all__ = [
     "origin",
     "print_table",
     "progress",
-    "rate_limit",
     "standard_error",
-    "time_limit",
     "write_json",
 ]

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 
 class Delays(ABC):
@@ -28,21 +27,26 @@ class Delays(ABC):
             time.sleep(seconds)
 
 
-def time_limit(delays: Delays, ranks: int, steps: int, compute: float) -> float:
-    """How many times as fast as `full` a job can end in which nobody waits and each rank serves its own delays."""
-    work = _work(delays, ranks, steps, compute)
-    return float(work.max(axis=1).sum() / work.sum(axis=0).max())
+@dataclass(frozen=True)
+class Floors:
+    """What no training can beat whose ranks serve their own delays, and compute nothing besides.
 
+    Attributes:
+        full: seconds of a job whose ranks wait for the slowest one in each step.
+        alone: seconds until the slowest rank has ended, if it waits for nobody.
+        rate: steps by second of all ranks, if each waits for nobody.
+    """
 
-def rate_limit(delays: Delays, ranks: int, steps: int, compute: float) -> float:
-    """How many times as many steps a second as under `full` all ranks together can take, if nobody waits for their end."""
-    work = _work(delays, ranks, steps, compute)
-    return float((work.max(axis=1).sum() / work.sum(axis=0)).mean())
+    full: float
+    alone: float
+    rate: float
 
-
-def _work(delays: Delays, ranks: int, steps: int, compute: float) -> NDArray[np.float64]:
-    """Seconds of each rank in each step."""
-    return compute + np.array([delays.draw(step) for step in range(steps)])[:, :ranks]
+    @classmethod
+    def of(cls, delays: Delays, ranks: int, steps: int, compute: float) -> Floors:
+        """Those of so many steps, each of so many seconds and its delay."""
+        work = compute + np.array([delays.draw(step)[:ranks] for step in range(steps)])
+        seconds = work.sum(axis=0)
+        return cls(float(work.max(axis=1).sum()), float(seconds.max()), float((steps / seconds).sum()))
 
 
 @dataclass(frozen=True)

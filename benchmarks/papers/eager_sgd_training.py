@@ -45,15 +45,17 @@ class Arm:
         sync_every: models are averaged every so many rounds; None never, but for what the exchange does.
         by_rounds: training ends when there have been so many rounds, and not when each rank has taken as many steps:
             then slow ranks take fewer.
+        times_rate: this times the setting's learning rate.
     """
 
     exchange: str
     sync_every: int | None = None
     by_rounds: bool = False
+    times_rate: float = 1.0
 
     def optimizer(self, model: nn.Module, lr: float, process_sets: Sequence[hvd.ProcessSet]) -> Any:
         """SGD that trains the model so."""
-        return exchanges.make_optimizer(self.exchange, model, lr, process_sets)
+        return exchanges.make_optimizer(self.exchange, model, self.times_rate * lr, process_sets)
 
 
 FULL_NAME, FULL = "Full", Arm("full")
@@ -86,8 +88,8 @@ class Task(Protocol):
         """Sleep for what a step computes, and for its delay."""
         ...
 
-    def limit(self, steps: int) -> float:
-        """How many times as fast as Full a training of so many steps can be, in which nobody waits."""
+    def floors(self, steps: int) -> harness.Floors:
+        """What no training of so many steps can beat."""
         ...
 
 
@@ -101,8 +103,8 @@ class Digits:
         self._held_out, self._held_out_labels = held_out.float(), held_out_labels
         self._seed, self._compute, self._delays = seed, compute, delays
 
-    def limit(self, steps: int) -> float:
-        return harness.time_limit(self._delays, hvd.size(), steps, self._compute)
+    def floors(self, steps: int) -> harness.Floors:
+        return harness.Floors.of(self._delays, hvd.size(), steps, self._compute)
 
     def model(self) -> nn.Module:
         torch.manual_seed(self._seed)
@@ -150,8 +152,8 @@ class Sequences:
     def work(self, step: int) -> None:
         self._delays.serve(hvd.rank(), step)
 
-    def limit(self, steps: int) -> float:
-        return harness.time_limit(self._delays, hvd.size(), steps, 0.0)
+    def floors(self, steps: int) -> harness.Floors:
+        return harness.Floors.of(self._delays, hvd.size(), steps, 0.0)
 
 
 # --- Training --------------------------------------------------------------------------------------------------------
@@ -197,7 +199,7 @@ def train(
 
     Returns:
         The seconds that it took, flush included; the accuracy after the flush (the mean over the ranks' own models, where
-        these have parted); how many steps a rank took; and the limit of the speed-up. Where models are averaged in groups, or now and then, also the largest
+        these have parted); how many steps a rank took; and the least seconds of Full, and of a rank alone. Where models are averaged in groups, or now and then, also the largest
         distance between a replica and their mean, just before averages over all ranks; mean over these.
     """
     task = setting.make(seed)
@@ -219,13 +221,14 @@ def train(
             sync.after_step()
         taken += 1
         # Not the average with which groups begin, in the first step.
-        if taken > 1 and arm != FULL and exchanges.was_full(arm.exchange, optimizer):
+        if taken > 1 and arm.exchange != FULL.exchange and exchanges.was_full(arm.exchange, optimizer):
             before_full.append(before)
     optimizer.flush()
     seconds = max(hvd.allgather_object(time.perf_counter() - start))
     mine = torch.tensor([task.accuracy(model), taken], dtype=torch.float64)
     accuracy, steps = hvd.allreduce(mine, name="figures").tolist()
-    run = {"seconds": seconds, "accuracy": accuracy, "steps": steps, "limit": task.limit(setting.steps)}
+    floors = task.floors(setting.steps)
+    run = {"seconds": seconds, "accuracy": accuracy, "steps": steps, "full": floors.full, "alone": floors.alone}
     averages = min(hvd.allgather_object(len(before_full)))
     if averages > 0:
         replicas = torch.stack(before_full[:averages])
@@ -255,7 +258,8 @@ class Trained:
         deviation: of the accuracy, over the seeds.
         share: of the steps that a rank took, 1 but by rounds.
         distance: between replicas; None where models are not averaged, or not over all ranks.
-        limit: of the speed-up, for ranks that serve their own delays and wait for nobody.
+        limit: of the speed-up: the time of Full beside it, over the delays and the compute of the slowest rank.
+        full_over_floor: how long Full beside it took, over the longest delays and the compute of all steps.
         runs: the figures of each seed; and of Full beside it.
     """
 
@@ -265,6 +269,7 @@ class Trained:
     share: float
     distance: float | None
     limit: float
+    full_over_floor: float
     runs: dict[str, list[dict[str, float]]]
 
 
@@ -294,7 +299,8 @@ def train_all(job: Job, arms: dict[str, Arm], setting: Setting, ranks: int, seed
                 deviation=harness.deviation(accuracies),
                 share=statistics.fmean(run["steps"] for run in runs[name]) / setting.steps,
                 distance=statistics.fmean(distances) if distances else None,
-                limit=statistics.fmean(run["limit"] for run in runs[name]),
+                limit=statistics.median(run["seconds"] / run["alone"] for run in runs[FULL_NAME]),
+                full_over_floor=statistics.median(run["seconds"] / run["full"] for run in runs[FULL_NAME]),
                 runs={"runs": runs[name], "Full beside them": runs[FULL_NAME]},
             )
     return {name: trained[name] for name in arms}
@@ -391,13 +397,16 @@ def _rows(trained: dict[str, Trained], paper: dict[str, tuple[str, str]]) -> lis
         speed_up, accuracy = paper.get(name, ("", ""))
         rows.append(Row(f"{name}: speed-up over Full", speed_up, run.speed_up, "measured"))
         rows.append(Row(f"{name}: accuracy in %", accuracy, run.accuracy, "measured"))
-    return [*rows, limit_row(trained)]
+    return [*rows, *limit_rows(trained)]
 
 
-def limit_row(trained: dict[str, Trained]) -> Row:
-    """What the delays allow, which is the same for all arms that take all of their steps."""
-    limit = trained[FULL_NAME].limit
-    return Row("the most that the delays allow: speed-up over Full", "", limit, "computed")
+def limit_rows(trained: dict[str, Trained]) -> list[Row]:
+    """What the delays allow all arms that take all of their steps, and what Full loses besides."""
+    full = trained[FULL_NAME]
+    return [
+        Row("the most that delays allow: speed-up over Full", "", full.limit, "measured"),
+        Row("Full's time over that of its sleeps", "", full.full_over_floor, "measured"),
+    ]
 
 
 def measured(trained: dict[str, Trained]) -> dict[str, dict[str, list[dict[str, float]]]]:

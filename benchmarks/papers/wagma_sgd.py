@@ -55,6 +55,8 @@ PAPER = Paper(
         "For a rank that has missed `max_staleness` rounds in a row all wait; the kept model of one that is out of "
         + "training is left out of its group's sum then.",
         "Numbers of ranks and groups need not be powers of two.",
+        "All exchanges of a training have one learning rate, which was not tuned for each: at that rate averaging the models of "
+        + "all ranks after a step is averaging their gradients.",
         "The rivals simulated as the paper has them keep all ranks in step. As their algorithms are written a rank "
         + "waits for its neighbours only: both are shown.",
     ),

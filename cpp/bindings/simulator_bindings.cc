@@ -26,7 +26,7 @@ std::vector<double> Numbers(const Matrix& matrix) { return {matrix.data(), matri
 
 py::dict RunJob(const Matrix& delays, const std::vector<double>& ready, const std::vector<double>& bytes,
                 double compute, const std::vector<std::pair<double, double>>& costs, double cycle, int average_period,
-                const std::string& late, const Policy& policy) {
+                bool overlap, const std::string& late, const Policy& policy) {
   if (delays.ndim() != 2) throw py::value_error("delays must have a row for each iteration, a column for each rank");
   if (ready.size() != bytes.size()) throw py::value_error("ready and bytes must have one number for each message");
   JobConfig config;
@@ -40,6 +40,7 @@ py::dict RunJob(const Matrix& delays, const std::vector<double>& ready, const st
   for (const auto& [latency, seconds_per_byte] : costs) config.costs.push_back({latency, seconds_per_byte});
   config.cycle = cycle;
   config.period = average_period;
+  config.overlap = overlap;
   JobResult result;
   {
     py::gil_scoped_release release;
@@ -88,7 +89,8 @@ py::tuple RunSharedJob(const Matrix& in_first, const Matrix& in_each, const Matr
 
 void BindSimulator(py::module_& m) {
   m.def("run_job", &RunJob, py::kw_only(), py::arg("delays"), py::arg("ready"), py::arg("bytes"), py::arg("compute"),
-        py::arg("costs"), py::arg("cycle"), py::arg("average_period"), py::arg("late"), py::arg("policy"));
+        py::arg("costs"), py::arg("cycle"), py::arg("average_period"), py::arg("overlap"), py::arg("late"),
+        py::arg("policy"));
   m.def("run_shared_job", &RunSharedJob, py::kw_only(), py::arg("in_first"), py::arg("in_each"), py::arg("in_own"),
         py::arg("ready"), py::arg("bytes"), py::arg("compute"), py::arg("cost"), py::arg("cycle"));
 }

@@ -35,6 +35,8 @@ JobConfig Checked(JobConfig config) {
   }
   if (config.late != Late::kAccumulate && config.messages.size() != 1)
     throw std::invalid_argument("a model is one message");
+  if (config.overlap && config.late == Late::kAccumulate)
+    throw std::invalid_argument("only averages of models run beside the next step");
   return config;
 }
 
@@ -119,7 +121,7 @@ void Job::StartStep(Rank rank) {
   }
   const auto at = static_cast<std::size_t>(state.iteration) * ranks_.size() + static_cast<std::size_t>(rank);
   state.start = now_ + FromSeconds(config_.delays[at]);
-  state.next = HasPeriods() ? config_.messages.size() : 0;
+  state.next = AveragesAfterCompute() ? config_.messages.size() : 0;
   state.computing = true;
   Compute(rank);
 }
@@ -141,7 +143,7 @@ void Job::Compute(Rank rank) {
     return;
   }
   state.computing = false;
-  state.averaged = !HasPeriods();
+  state.averaged = !AveragesAfterCompute();
   state.periods.TakeStep();
   Proceed(rank);
 }
@@ -151,16 +153,21 @@ void Job::Proceed(Rank rank) {
   RankState& state = At(rank);
   if (state.outstanding > 0) return;
   if (!state.averaged) {
-    const Bucket& signal = state.locals[Signal()].bucket;
-    while (state.periods.MustSignal(signal.completed())) {
-      Arrive(rank, Signal());
-      if (state.outstanding > 0) return;
+    bool due = true;
+    if (HasPeriods()) {
+      const Bucket& signal = state.locals[Signal()].bucket;
+      while (state.periods.MustSignal(signal.completed())) {
+        Arrive(rank, Signal());
+        if (state.outstanding > 0) return;
+      }
+      due = state.periods.IsOver(signal.completed());
+      if (due) state.periods.BeginNext();
     }
     state.averaged = true;
-    if (state.periods.IsOver(signal.completed())) {
-      state.periods.BeginNext();
+    if (due) {
       Arrive(rank, 0);
-      if (state.outstanding > 0) return;
+      const bool last = state.iteration + 1 == config_.iterations;
+      if (state.outstanding > 0 && (last || !config_.overlap)) return;
     }
   }
   if (std::exchange(state.waits, false)) HaveNews(rank);

@@ -37,6 +37,7 @@ struct JobConfig {
   std::vector<LinearCost> costs;  // [n - 1]: the cost of a reduction among n ranks
   double cycle = 0;               // the least time from one negotiation to the next
   int period = 0;                 // WP-SGD: steps of the fastest rank between two averages; if 0, each step averages
+  bool overlap = false;           // models: an average runs beside the compute of the next step, whose end waits for it
 };
 
 struct JobResult {
@@ -83,7 +84,7 @@ class Job {
     Time start{0};         // when the compute of the step began
     std::size_t next = 0;  // the next message of this step at which the rank arrives
     bool computing = false;
-    bool averaged = false;  // if averages follow periods: true once this step knows whether an average is due
+    bool averaged = false;  // true once this step has begun its average, or knows that none is due
     int outstanding = 0;    // the number of arrivals that wait for their results
     Periods periods{0};
     bool ended = false;
@@ -105,6 +106,7 @@ class Job {
 
   RankState& At(Rank rank) { return ranks_[static_cast<std::size_t>(rank)]; }
   bool HasPeriods() const { return config_.period > 0; }
+  bool AveragesAfterCompute() const { return HasPeriods() || config_.overlap; }
   std::size_t Signal() const { return config_.messages.size(); }  // the index of the bucket that ends periods
   double BytesOf(std::size_t message) const;
   const Policy& PolicyOf(std::size_t message) const { return message == Signal() ? signal_policy_ : config_.policy; }

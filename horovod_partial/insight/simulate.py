@@ -479,7 +479,7 @@ def simulate(
     Args:
         trace: what each rank computes in a step.
         policy: the policy, or its text. With a policy of gradients, messages travel during backward. With a policy of
-            models, the whole model travels after backward.
+            models, the whole model travels after backward: beside the next step with `overlap="gradient"`.
         ranks: the number of ranks, 1 or more.
         cluster: the cost of links.
         algorithm: the algorithm of reductions, one of `ALGORITHMS`.
@@ -526,6 +526,7 @@ def simulate(
         costs=[(cost.latency, cost.seconds_per_byte) for cost in costs],
         cycle=cycle,
         average_period=policy.period if isinstance(policy, WeightedAverage) else 0,
+        overlap=isinstance(policy, ModelPolicy) and policy.overlap == "gradient",
         late=policy.bucket_options()["late"] if isinstance(policy, ModelPolicy) else "accumulate",
     )
     ends = figures["ends"]

@@ -16,6 +16,7 @@ RULES = ("exact", "paper", "wait_free", "single", "threshold")
 # Under the rule "measured", the plans of these rules are tried in training, and the fastest plan stays.
 # "wait_free" sends a message for each gradient. Horovod's fusion merges small messages that are ready in one cycle.
 TRIED = ("exact", "paper", "single", "wait_free")
+TRIED_WITHOUT_COST = ("single", "wait_free")  # their plans do not depend on what messages cost
 THRESHOLD_BYTES = 128 * 2**20  # the most bytes that Horovod's own tensor fusion merges by default
 
 _LEAST_R_SQUARED = 0.95
@@ -170,7 +171,7 @@ def plan(
     gradients: Sequence[str],
     nbytes: Sequence[int],
     ready: Sequence[float],
-    cost: MessageCost,
+    cost: MessageCost | None,
     *,
     breaks: Sequence[int] = (),
     around: float = 0.0,
@@ -182,16 +183,15 @@ def plan(
         gradients: names of the parameters, in the order in which backward makes their gradients.
         nbytes: bytes of each gradient.
         ready: when each gradient is there, in seconds after any moment; it must not decrease.
-        cost: the cost of a message.
+        cost: the cost of a message. The rules `TRIED_WITHOUT_COST` need none.
         breaks: positions before which a message must end, because gradients on both sides cannot travel together. Each
             part is planned as if the line were free when it begins.
         around: the time of a step before its first gradient and after its last result, in seconds.
     """
+    line = (0.0, 0.0) if cost is None else (cost.latency, cost.seconds_per_byte)
     messages: list[int] = []
     for first, last in itertools.pairwise([0, *breaks, len(gradients)]):
-        messages += _core.plan_merging(
-            rule, ready[first:last], nbytes[first:last], cost.latency, cost.seconds_per_byte, THRESHOLD_BYTES
-        )
+        messages += _core.plan_merging(rule, ready[first:last], nbytes[first:last], *line, THRESHOLD_BYTES)
     return MergingPlan(rule, tuple(gradients), tuple(nbytes), tuple(ready), tuple(messages), cost, around)
 
 
@@ -208,7 +208,8 @@ class MergedGradients:
 
     Args:
         rule: the rule of the plan. `"measured"` tries the plans of `"exact"`, `"paper"`, `"single"` and `"wait_free"` for
-            `warmup_steps` steps each, and keeps the fastest. `"exact"` is optimal if messages cost what was measured;
+            `warmup_steps` steps each, and keeps the fastest. If the cost of messages cannot be measured, it tries the last
+            two of these, and the buckets without merging. `"exact"` is optimal if messages cost what was measured;
             `"paper"` is the paper's Algorithm 1 (section 4.2); `"wait_free"` sends a message for each gradient, and
             Horovod's tensor fusion joins those below 4 MiB that are ready together; `"single"` sends one message;
             `"threshold"` sends what is ready when the line is free, up to 128 MiB. A message has one dtype and device.

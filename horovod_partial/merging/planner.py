@@ -135,7 +135,7 @@ class Planner:
                 self.is_on_trial = bool(self._untried)
         assert self.plan is not None
         messages = self.plan.names()
-        return messages if not self.plan.reason and messages != current else None
+        return messages if messages != current else None
 
     def measured(self, times: StepTimes) -> None:
         """Note the times of steps whose gradients travelled by the present plan."""
@@ -190,12 +190,17 @@ class Planner:
     ) -> list[MergingPlan]:
         """Return the plans to try, no two with the same messages.
 
-        Without a known cost, it returns no plan if one of a rule is in use, and otherwise one with the messages in use.
+        Without a known cost, it returns no plan if one of a rule is in use. Otherwise it returns one with the messages in
+        use, and if plans are to be tried those that need no cost.
         """
         gradients = self._gradients
+        tries = self._options.rule == "measured"
+        rules: tuple[str, ...] = merging.TRIED if tries else (self._options.rule,)
+        plans = []
         if isinstance(cost, str):
             if self.plan is not None and not self.plan.reason:
                 return []
+            rules = merging.TRIED_WITHOUT_COST if tries else ()
             names = [name for message in current for name in message]
             unmerged = MergingPlan(
                 rule=self._options.rule,
@@ -206,18 +211,18 @@ class Planner:
                 around=around,
                 reason=cost,
             )
-            return [unmerged]
+            plans.append(unmerged)
         # Sort gradients by dtype and device, because a message has only one dtype and one device.
         kinds = list(dict.fromkeys(gradients[name].kind for name in ready))
         names = sorted(ready, key=lambda name: kinds.index(gradients[name].kind))
         breaks = [i for i in range(1, len(names)) if gradients[names[i]].kind != gradients[names[i - 1]].kind]
         nbytes = [gradients[name].nbytes for name in names]
         moments = [ready[name] for name in names]
-        rules = merging.TRIED if self._options.rule == "measured" else (self._options.rule,)
-        made = [merging.plan(rule, names, nbytes, moments, cost, breaks=breaks, around=around) for rule in rules]
-        by_messages: dict[tuple[int, ...], MergingPlan] = {}
-        for plan in made:
-            by_messages.setdefault(plan.messages, plan)
+        known = None if isinstance(cost, str) else cost
+        plans += [merging.plan(rule, names, nbytes, moments, known, breaks=breaks, around=around) for rule in rules]
+        by_messages: dict[str, MergingPlan] = {}
+        for plan in plans:
+            by_messages.setdefault(repr(plan.names()), plan)
         return list(by_messages.values())
 
     def _check(self, planned: MergingPlan, collectives: Collectives) -> None:

@@ -68,6 +68,19 @@ class Sharer(Applier, Protocol):
         """Begin a micro-batch again, after a flush or a join that began with `leave`."""
 
 
+class Averager(Protocol):
+    """An optimizer's exchange of models, seen by the runtime. Its averages may run beside the program's own work.
+
+    Attributes:
+        thread: the identifier of the thread that took the last step.
+    """
+
+    thread: int
+
+    def settle(self) -> None:
+        """Wait for the average that is under way, if any. Write it, unless the program has changed the model meanwhile."""
+
+
 class Meanwhile:
     """Takes rounds of a thread's optimizers while the thread waits for something else.
 

@@ -27,7 +27,7 @@ from horovod.common.process_sets import ProcessSet
 from horovod_partial import _attach, log
 from horovod_partial.checks import is_number, require
 from horovod_partial.runtime import failure, healing, heartbeat
-from horovod_partial.runtime.appliers import Applier, Meanwhile, Sharer, names_of
+from horovod_partial.runtime.appliers import Applier, Averager, Meanwhile, Sharer, names_of
 from horovod_partial.runtime.build import check_build
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.settings import adopt, settings, shared
@@ -64,6 +64,7 @@ class Runtime:
         self._recorded = Tenure(self)
         # The optimizers' exchanges that take part in flushes. Guarded by _appliers_lock.
         self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._averagers: weakref.WeakSet[Any] = weakref.WeakSet()  # exchanges of models; the same lock guards them
         self._appliers_lock = threading.Lock()
         self._monitor: _attach.Monitor | None = None  # sends and receives heartbeats; None if there are none
         self.records = False  # whether a recording of this rank has ever begun
@@ -184,6 +185,7 @@ class Runtime:
 
     def join(self, *args: Any, **kwargs: Any) -> int:
         """Deliver this rank's late contributions, apply its missed rounds, then call Horovod's `join`."""
+        self._settle()
         sharers = self._sharers()
         for sharer in sharers:
             sharer.leave()
@@ -434,6 +436,11 @@ class Runtime:
         with self._appliers_lock:
             self._appliers.add(applier)
 
+    def settle_in_flushes(self, averager: Averager) -> None:
+        """From now on, a flush or a join on the thread of the last step begins with a call of `settle`."""
+        with self._appliers_lock:
+            self._averagers.add(averager)
+
     def flush(self, process_set: int, *, compares: bool = True) -> None:
         """Block until every rank flushes, and everything late is delivered and applied.
 
@@ -505,6 +512,7 @@ class Runtime:
             self.flush(process_set)
 
     def _flush(self, process_set: int, appliers: Sequence[Applier], *, ends: bool, compares: bool = False) -> None:
+        self._settle()
         sharers = self._sharers()
         for sharer in sharers:
             sharer.leave()
@@ -538,20 +546,24 @@ class Runtime:
             if sharer not in here:  # optimizers of other process sets begin micro-batches only now: their ranks differ
                 sharer.come_back()
 
-    def _sharers(self) -> list[Sharer]:
-        return [applier for applier in self._appliers_here() if applier.shares_work]  # type: ignore[misc]
+    def _settle(self) -> None:
+        for averager in self._of_this_thread(self._averagers):
+            averager.settle()
 
-    def _appliers_here(self) -> list[Applier]:
-        """Return the appliers whose last step was taken by this thread, or by a thread that has ended."""
+    def _sharers(self) -> list[Sharer]:
+        return [applier for applier in self._of_this_thread(self._appliers) if applier.shares_work]
+
+    def _of_this_thread(self, exchanges: weakref.WeakSet[Any]) -> list[Any]:
+        """Return the exchanges whose last step was taken by this thread, or by a thread that has ended."""
         others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
         with self._appliers_lock:
-            return [applier for applier in self._appliers if applier.thread not in others]
+            return [exchange for exchange in exchanges if exchange.thread not in others]
 
     def _appliers_of(self, process_set: int) -> list[Applier]:
         """Return the appliers of a process set whose rounds this thread may apply now."""
         return [
             applier
-            for applier in self._appliers_here()
+            for applier in self._of_this_thread(self._appliers)
             if applier.process_set.process_set_id == process_set and applier.family and not applier.is_under_way
         ]
 

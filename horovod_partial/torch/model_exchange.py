@@ -6,6 +6,7 @@ The policies are `hvd.GroupAverage` (WAGMA-SGD, IEEE TPDS 2021), `hvd.PartialRed
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,8 @@ from horovod_partial.torch.operations import PartialHandle, runtime
 from horovod_partial.torch.round_steps import RoundSteps
 from horovod_partial.torch.slow_momentum import SlowMomentumState
 from horovod_partial.torch.wrapping import Exchange, Name
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
 
 
 @dataclass(frozen=True)
@@ -92,17 +95,20 @@ class ModelExchange(models.ModelExchange, Exchange):
         # The model, packed into one tensor. None before the first step, because until then the optimizer has no state.
         self._bucket: ModelBucket | None = None
         self._in_flight: PartialHandle | None = None
-        self._versions: list[int] = []  # PyTorch's counts of changes, of each tensor in the bucket, when it arrived
+        # Checksums of the parameters whose average runs beside the program's work; None while no such average is under way.
+        self._checksums: torch.Tensor | None = None
         self._forward_hook: Any = None
         self._slow_momentum = None if policy.slow_momentum is None else SlowMomentumState(policy.slow_momentum)
         # The function that updates the slow momentum by the result of the average under way; None for no update.
         self._learn: Callable[[torch.Tensor], None] | None = None
         self._local_steps = 0
         self._flushed_at = 0  # how many steps this rank had taken at the last flush
+        self.thread = 0  # the thread that took the last step; 0 before the first step
 
     def _enter(self) -> None:
         if self._tenure.enter():
             self.use_name(self._name.current())
+            runtime.settle_in_flushes(self)
 
     def _tensors(self, optimizer: torch.optim.Optimizer, *, with_state: bool = True) -> list[torch.Tensor]:
         average = self.policy.average if with_state else tuple(set(self.policy.average) - {"state"})
@@ -137,20 +143,28 @@ class ModelExchange(models.ModelExchange, Exchange):
                     self._slow_momentum.contribute(self._parameters_of(flat))
                     self._learn = self._slow_momentum.take
             self._in_flight = arrive(flat, flat, self.name, self.policy, self.process_set, steps, members=self._members)
-            self._versions = [tensor._version for tensor in bucket.tensors]
             if not self.policy.overlap:
                 self.synchronize()
-            elif self.policy.overlap != "gradient":
+                return loss
+            self._checksums = self._present_checksums()
+            self.thread = threading.get_ident()
+            if self.policy.overlap != "gradient":
                 self._forward_hook = register_module_forward_pre_hook(lambda *_: self.synchronize())
         return loss
 
-    def _changed_since_step(self, bucket: ModelBucket) -> str | None:
-        """Return what the program has changed since the average under way began, which would overwrite the change."""
-        for index, tensor in enumerate(bucket.tensors):
-            if tensor._version != self._versions[index]:
-                is_parameter = index < len(self._trained)
-                return self._names[self._trained[index]] if is_parameter else "a buffer or the optimizer's state"
-        return None
+    def _present_checksums(self) -> torch.Tensor:
+        """Return a sum over the bits of each parameter, the same however many threads compute it."""
+        return torch.stack([p.detach().view(_INTEGERS[p.element_size()]).sum() for p in self._trained])
+
+    def _changed(self) -> str:
+        """Return the name of a parameter that has changed since the average under way began; empty if there is none.
+
+        The average would overwrite the change. Most changes are found, also by Horovod and through `parameter.data`.
+        """
+        if self._checksums is None:
+            return ""
+        differ = (self._checksums != self._present_checksums()).nonzero()
+        return self._names[self._trained[int(differ[0])]] if len(differ) else ""
 
     def _prepared(self, optimizer: Any, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
         if closure is None:
@@ -165,22 +179,32 @@ class ModelExchange(models.ModelExchange, Exchange):
         return evaluated
 
     def synchronize(self) -> None:
-        """Wait for the average that is under way, if any. With the policy's `overlap` there may be one after a step."""
-        handle, bucket = self._in_flight, self._bucket
-        self._forget_in_flight()
-        if handle is None or bucket is None:
-            return
-        handle.synchronize()
-        if changed := self._changed_since_step(bucket):
+        """Wait for the average that is under way, if any. With the policy's `overlap` there may be one after a step.
+
+        Raises:
+            RuntimeError: a parameter was changed meanwhile; the average would overwrite the change.
+        """
+        if changed := self._end_average():
             raise RuntimeError(
                 f"{changed} was changed between a step and the end of its average, under {self.policy!r}: call "
                 "optimizer.synchronize() before you change the model"
             )
+
+    def settle(self) -> None:
+        self._end_average()  # a model that was loaded or broadcast takes the place of the average
+
+    def _end_average(self) -> str:
+        """Wait for the average under way, and write it. If a parameter has changed, return its name and write nothing."""
+        handle, bucket, changed = self._in_flight, self._bucket, self._changed()
+        self._forget_in_flight()
+        if handle is None or bucket is None or not self._tenure.is_current:
+            return ""
+        handle.synchronize()
         info = handle.info()
         self.last_round = info
         self._taken = info.round + 1
-        if info.late and not models.takes_late(self.policy):
-            return
+        if changed or (info.late and not models.takes_late(self.policy)):
+            return changed
         bucket.unpack()
         if self._learn is not None and not info.late:
             self._learn(self._parameters_of(bucket.flat))
@@ -191,6 +215,7 @@ class ModelExchange(models.ModelExchange, Exchange):
                 useful=average_is_useful(info.work, self.policy.contraction),
                 converges=average_converges(info.work, self.policy.contraction),
             )
+        return ""
 
     def _pack(self, tensors: Sequence[torch.Tensor]) -> ModelBucket:
         known = self._bucket.tensors if self._bucket is not None else []
@@ -205,7 +230,7 @@ class ModelExchange(models.ModelExchange, Exchange):
         return flat[: sum(parameter.numel() for parameter in self._trained)]
 
     def _forget_in_flight(self) -> None:
-        self._in_flight = None
+        self._in_flight = self._checksums = None
         if self._forward_hook is not None:
             self._forward_hook.remove()
             self._forward_hook = None
@@ -242,6 +267,9 @@ class ModelExchange(models.ModelExchange, Exchange):
     def is_flushed(self) -> bool:
         return not self.is_needed or self._flushed_at == self._local_steps
 
+    def stop_reducing(self) -> None:
+        self.settle()
+
     def before_state_dict(self) -> None:
         self.synchronize()
 
@@ -257,10 +285,7 @@ class ModelExchange(models.ModelExchange, Exchange):
         if runtime.failed or not runtime.is_initialized():
             self._forget_in_flight()
             self._bucket = None  # Horovod may still write to the old bucket; its handle keeps the memory alive
-        if self._in_flight is not None and self._bucket is not None and self._changed_since_step(self._bucket):
-            self._in_flight.synchronize()  # a model that has been loaded takes the place of the average
-            self._forget_in_flight()
-        self.synchronize()
+        self.settle()
         if self._tenure.is_current:
             runtime.clear(self.process_set.process_set_id, [self.name])
             self._taken = self.rounds

@@ -162,6 +162,28 @@ TEST(JobTest, EveryPeriodicRoundOfGroupsIsOfAllRanks) {
   EXPECT_THAT(EndsOf(result, 4, 3), Seconds(1.0, 4.0, 5.0, 6.0));
 }
 
+TEST(JobTest, AnAverageRunsBesideTheNextStep) {
+  JobConfig config = Models(Pairs(0), Late::kKeep, {{0, 0}, {0, 0}, {0, 0}}, 0.25);
+  config.overlap = true;
+  EXPECT_THAT(EndsOf(Job(config).Run(), 2, 0), Seconds(1.0, 2.0, 3.25));  // the last step waits for its own average
+  config = Models(Pairs(3), Late::kKeep, {{0, 0, 0, 0}, {0, 0, 0, 2}, {0, 0, 0, 0}, {0, 0, 0, 0}});
+  config.overlap = true;
+  const JobResult result = Job(config).Run();
+  // The third round is of all ranks. Rank 0 waits for it, and so for rank 3, at the end of its fourth step only.
+  EXPECT_THAT(EndsOf(result, 4, 0), Seconds(1.0, 2.0, 3.0, 5.0));
+  EXPECT_THAT(EndsOf(result, 4, 3), Seconds(1.0, 4.0, 5.0, 6.0));
+}
+
+TEST(JobTest, AnAverageByWorkRunsBesideTheNextStep) {
+  JobConfig config = Models(Quorum(2), Late::kDiscard, {{0, 1}, {2, 0}, {0, 0}});
+  config.period = 1;
+  config.overlap = true;
+  // Both meet after the first step. Rank 1 waits at the end of its third step for the average of the second steps.
+  const JobResult result = Job(config).Run();
+  EXPECT_THAT(EndsOf(result, 2, 0), Seconds(2.0, 5.0, 6.0));
+  EXPECT_THAT(EndsOf(result, 2, 1), Seconds(2.0, 3.0, 6.0));
+}
+
 TEST(JobTest, ReadyRanksReduceWithEachOther) {
   const JobResult result = Job(Models(ReadyPairs(), Late::kDiscard, {{0, 0, 0, 0}, {0, 0.5, 1, 3}}, 0.25)).Run();
   EXPECT_THAT(EndsOf(result, 4, 0), Seconds(1.25, 3.0));
@@ -227,6 +249,7 @@ TEST(JobTest, RefusesWhatDoesNotFit) {
   refused([](JobConfig& config) { config.ranks = -1; });
   refused([](JobConfig& config) { config.iterations = 0; });
   refused([](JobConfig& config) { config.compute = 0; });
+  refused([](JobConfig& config) { config.overlap = true; });
   refused([](JobConfig& config) { config.messages.clear(); });
   refused([](JobConfig& config) { config.messages[0].ready = 2; });
   refused([](JobConfig& config) { config.messages = {{1, 8}, {0.5, 8}}; });

@@ -177,21 +177,37 @@ def test_learns_beside_averages(world: World, policy: str) -> None:
     world.same(weights(model))
 
 
-@pytest.mark.parametrize("overlap", [True, "gradient"])
+def overlapping(policy: str, overlap: bool | str, **options: Any) -> Any:
+    """A policy that averages in each step."""
+    if policy == "weighted":
+        return hvd.WeightedAverage(1, 1.0, overlap=overlap, **options)
+    return MODELS[policy](overlap=overlap, **options)
+
+
+overlaps = pytest.mark.parametrize("overlap", [True, "gradient"])
+
+
+@pytest.mark.parametrize("way", ["no_grad", "data", "in place"])
+@overlaps
 @kinds
-def test_a_change_that_an_average_would_overwrite(world: World, policy: str, overlap: bool | str) -> None:
+def test_a_change_that_an_average_would_overwrite(world: World, policy: str, overlap: bool | str, way: str) -> None:
     model = make_model()
-    sync = hvd.WeightedAverage(1, 1.0, overlap=overlap) if policy == "weighted" else MODELS[policy](overlap=overlap)
-    optimizer = wrap(model, sync, "sgd")
+    optimizer = wrap(model, overlapping(policy, overlap), "sgd")
 
     def clamp() -> None:
-        with torch.no_grad():
-            model[0].weight.clamp_(-0.1, 0.1)
+        weight = model[0].weight
+        if way == "no_grad":
+            with torch.no_grad():
+                weight.clamp_(-0.1, 0.1)
+        elif way == "data":
+            weight.data.clamp_(-0.1, 0.1)
+        else:  # Horovod writes into the tensor's memory
+            hvd.allreduce_(weight.data, name=world.name())
 
     train(world, optimizer, model, 2)
     optimizer.synchronize()
     clamp()
-    train(world, optimizer, model, 2)
+    train(world, optimizer, model, 2 + (policy == "weighted"))
     clamp()
     with pytest.raises(
         RuntimeError, match=r"^0.weight was changed between a step .* call optimizer.synchronize\(\) before"
@@ -201,13 +217,12 @@ def test_a_change_that_an_average_would_overwrite(world: World, policy: str, ove
     world.same(weights(model))
 
 
-@pytest.mark.parametrize("overlap", [True, "gradient"])
+@overlaps
 @kinds
 def test_a_state_that_is_loaded_beside_an_average(world: World, policy: str, overlap: bool | str) -> None:
     """Training goes back to what was saved, and the average that was under way changes nothing."""
     model = make_model()
-    sync = hvd.WeightedAverage(1, 1.0, overlap=overlap) if policy == "weighted" else MODELS[policy](overlap=overlap)
-    optimizer = wrap(model, sync)
+    optimizer = wrap(model, overlapping(policy, overlap))
     train(world, optimizer, model, 2)
     optimizer.flush()
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
@@ -219,6 +234,62 @@ def test_a_state_that_is_loaded_beside_an_average(world: World, policy: str, ove
     assert weights(model) == kept
     train(world, optimizer, model, 2)
     optimizer.flush()
+    world.same(weights(model))
+
+
+@overlaps
+@kinds
+def test_a_state_that_one_rank_loads_beside_an_average(world: World, policy: str, overlap: bool | str) -> None:
+    """Horovod's usual way to resume: rank 0 reads the file and broadcasts."""
+    model = make_model()
+    optimizer = wrap(model, overlapping(policy, overlap))
+    train(world, optimizer, model, 2)
+    saved = make_model(seed=5).state_dict()
+    if world.rank == 0:
+        model.load_state_dict(saved)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
+    train(world, optimizer, model, 2)
+    optimizer.flush()
+    world.same(weights(model))
+
+
+@overlaps
+@kinds
+def test_a_new_optimizer_beside_an_average(world: World, policy: str, overlap: bool | str) -> None:
+    """The average of the last phase is in the model when the next phase begins."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(model.weight, float(world.rank))
+    sync = hvd.PartialReduce(world.size, overlap=overlap) if policy == "ready" else overlapping(policy, overlap)
+    optimizer = wrap(model, sync, "sgd")
+    optimizer.zero_grad()
+    optimizer.step()  # all ranks are in the first round
+    wrap(model, hvd.Full(), "sgd")
+    assert model.weight.item() == pytest.approx(sum(world.ranks) / world.size)
+
+
+@overlaps
+def test_optimizers_that_average_the_same_buffers(world: World, overlap: bool | str) -> None:
+    model = make_model()
+    average = ("parameters",) if overlap == "gradient" else ("parameters", "buffers")
+    optimizers = [
+        hvd.DistributedOptimizer(
+            torch.optim.SGD(layer.parameters(), lr=0.1),
+            layer.named_parameters(prefix=str(number)),
+            sync=hvd.GroupAverage(2, average=average, overlap=overlap),
+            named_buffers=model.named_buffers(),
+        )
+        for number, layer in enumerate((model[0], model[3]))
+    ]
+    for step in range(4):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss_of(model, world.rank, step).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    for optimizer in optimizers:
+        optimizer.flush()
     world.same(weights(model))
 
 

@@ -179,6 +179,24 @@ def test_a_fit_that_is_refused_leaves_a_plan_in_use_alone(monkeypatch: pytest.Mo
     assert (one.plan.reason, one.plan.messages) == ("", (1, 1, 1))
 
 
+@pytest.mark.parametrize("fastest", [0, 1, 2])
+def test_plans_that_need_no_cost_are_tried_where_the_fit_is_refused(
+    fastest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> MessageCost:
+        raise ValueError("busy")
+
+    monkeypatch.setattr(MessageCost, "fit", refuse)
+    one, collectives = planner(warmup_steps=3, replan_every=50), DoubleOfTwoRanks()
+    in_use = [list("ba"), ["c"]]
+    messages = one.make_plan(in_use, times(9.0), collectives) or in_use
+    for number in range(3):
+        assert (one.plan.names(), one.plan.reason) == (messages, "busy" if number == 0 else "")
+        messages = one.make_plan(messages, times(4.0 if number == fastest else 5.0), collectives) or messages
+    assert messages == one.plan.names() == [in_use, [list("abc")], [["a"], ["b"], ["c"]]][fastest]
+    assert (one.steps_to_next, one.plan.predicted) == (50, None)
+
+
 def test_times_of_steps_without_gradients() -> None:
     nothing = [float("nan")] * 3
     empty = StepTimes(3, [[*nothing, 1.0], [*nothing, 3.0], [*nothing, 5.0]])
