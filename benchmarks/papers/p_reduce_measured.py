@@ -221,7 +221,7 @@ def rate(job: Job) -> Outcome:
     rows = []
     for name, values in accuracy.items():
         rows.append(Row(f"accuracy in %, mean of {seeds} seeds: {name}", "", statistics.fmean(values), "measured"))
-        rows.append(Row(f"its standard deviation: {name}", "", statistics.pstdev(values), "measured"))
+        rows.append(Row(f"its standard deviation: {name}", "", harness.deviation(values), "measured"))
     _, whole, divided = (statistics.fmean(values) for values in accuracy.values())
     return Outcome(
         rows,

@@ -153,9 +153,9 @@ def waits(job: Job) -> Outcome:
         f"{gains}. D-PSGD, which waits for neighbours only, is {d_psgd.speed_up:.2f} times as fast as Full; at least as fast "
         f"are averages {', '.join(ahead) or 'of no kind'}. The fastest, {fastest}, is "
         f"{trained[fastest].accuracy - trained[FULL_NAME].accuracy:+.1f} points from Full, and D-PSGD "
-        f"{d_psgd.accuracy - trained[FULL_NAME].accuracy:+.1f} (deviation over the seeds up to {_deviation(trained):.1f}). A late "
-        "rank takes four parts of older models to one of its own, so more late ranks are like a lower rate: at twice the rate Full, "
-        f"D-PSGD, averages every 10th step and those beside the next gradient are at {', '.join(doubled)} %."
+        f"{d_psgd.accuracy - trained[FULL_NAME].accuracy:+.1f} (deviation over the seeds up to {_deviation(trained):.1f}). At "
+        "twice the rate Full, D-PSGD, averages every 10th step and those beside the next gradient are at "
+        f"{', '.join(doubled)} %."
     )
     series = {name: ([run.speed_up], [run.accuracy]) for name, run in trained.items()}
     return Outcome(rows, Plot("speed-up over Full", "accuracy in %", series), verdict, measured(trained))

@@ -255,17 +255,22 @@ def test_a_state_that_one_rank_loads_beside_an_average(world: World, policy: str
     world.same(weights(model))
 
 
+@pytest.mark.parametrize("then", ["flush", "join", "a new optimizer"])
 @overlaps
 @kinds
-def test_a_new_optimizer_beside_an_average(world: World, policy: str, overlap: bool | str) -> None:
-    """The average of the last phase is in the model when the next phase begins."""
+def test_what_comes_after_an_average_finds_it(world: World, policy: str, overlap: bool | str, then: str) -> None:
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.constant_(model.weight, float(world.rank))
     sync = hvd.PartialReduce(world.size, overlap=overlap) if policy == "ready" else overlapping(policy, overlap)
     optimizer = wrap(model, sync, "sgd")
     optimizer.zero_grad()
     optimizer.step()  # all ranks are in the first round
-    wrap(model, hvd.Full(), "sgd")
+    if then == "flush":
+        hvd.flush()
+    elif then == "join":
+        hvd.join()
+    else:
+        wrap(model, hvd.Full(), "sgd")
     assert model.weight.item() == pytest.approx(sum(world.ranks) / world.size)
 
 
