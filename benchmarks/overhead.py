@@ -6,8 +6,8 @@ Every arm has its own copy of the parameters, and its gradients come from a back
 PyTorch all are optimizers; in TensorFlow ours are optimizers of Keras in the step of `model.fit`, and Horovod's is its
 tape (harness/steps_*.py). The arms take turns in blocks of a few steps, in one order and then in the other, behind a
 barrier. Horovod is there twice: where its two arms differ by more than 2 % the figures mean nothing. A ratio is that of
-an arm's median to the median of both of them. A policy that closes rounds without some ranks may have fewer rounds than
-steps: both are counted, and gradients that came late.
+an arm's median to the median of both of them. Under a policy that closes rounds without some ranks, the number of rounds
+may differ from the number of steps. So the benchmark reports rounds per step, and how often a rank was missing from a round.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def first_step(step: Callable[[], Any], own: Any) -> list[str]:
 
 
 def counts(stats: list[dict[str, Any]]) -> dict[str, float]:
-    """Rounds by a rank's steps, all buckets together; and the share of arrivals that came too late for their round."""
+    """Rounds over the steps of a rank, and the share of places in rounds (rounds times ranks) whose rank had not arrived."""
     rounds = sum(of["rounds"] for of in stats)
     ranks = len(stats[0]["late"])
     steps = sum(sum(of["gradients"]) for of in stats) / ranks
-    return {"rounds by step": rounds / steps, "late": sum(sum(of["late"]) for of in stats) / (rounds * ranks)}
+    return {"rounds by step": rounds / steps, "missing": sum(sum(of["late"]) for of in stats) / (rounds * ranks)}
 
 
 def main() -> None:
@@ -89,11 +89,11 @@ def main() -> None:
         for name, milliseconds in by_arm.items():
             ratio = milliseconds / figures["horovod_milliseconds"][shape_set]
             counted = figures["counts"][shape_set].get(name)
-            told = [f"{counted['rounds by step']:.2f}", f"{counted['late']:.1%}"] if counted else ["", ""]
+            told = [f"{counted['rounds by step']:.2f}", f"{counted['missing']:.1%}"] if counted else ["", ""]
             rows.append([shape_set, name, f"{milliseconds:.2f}", f"{ratio:.3f}", *told, void])
     harness.print_table(
         f"Step time without compute in {options.framework}, {options.ranks} ranks over {options.transport}",
-        ["shapes", "optimizer", "ms", "over Horovod", "rounds by step", "late", ""],
+        ["shapes", "optimizer", "ms", "over Horovod", "rounds by step", "missing", ""],
         rows,
     )
 

@@ -3,10 +3,11 @@
     .venv/bin/python benchmarks/straggler.py [--device cuda] [--json FILE] [--transport gloo]
 
 eager-SGD's first experiment (PPoPP'20, section 7.2.1) in miniature: 8,192 dimensions, a step of C = 40 ms (a sleep), and a
-delay of D = 20, 30 or 40 ms. Each rank serves its own delays too: C + D/8 a step in the mean, where Full takes C + D. The
-speed-up is the ratio of the times in which all ranks have ended, flush included, the median over the seeds. It cannot be
-more than Full's time over the sleeps of the slowest rank. All arms wait asleep, take turns, and run in one job. The loss is
-that of the replicas on data of their own, after the flush.
+delay of D = 20, 30 or 40 ms. Each rank sleeps through its own delays: C + D/8 a step on average, where Full takes C +
+D. The time of a run ends when the last rank has flushed. The speed-up is Full's time over that of the policy, and the
+table has the median over the seeds. It cannot exceed Full's time over the sleeps of the slowest rank. All arms run in
+one job and take turns, and their threads sleep while they wait. The loss is the mean over the ranks, after the flush,
+on test points that all ranks share.
 
 Then the wait of a rank that comes when the round is over: the median time of `partial_allreduce_` of 8,193 floats.
 """
@@ -66,7 +67,7 @@ def draw_data(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torc
 def train(
     sync: str, stage: str, data: tuple[torch.Tensor, ...], steps: int, delays: harness.Delays
 ) -> dict[str, float]:
-    """Train under one policy. Returns the time of the job by step, the share of late steps, and the loss without the noise."""
+    """Train under one policy. Returns the time of the job and of its sleeps, over its steps; late steps; the loss."""
     points, values, test_points, test_values = data
     model = nn.Linear(DIMENSIONS, 1)
     nn.init.zeros_(model.weight)
@@ -121,7 +122,7 @@ def late_wait(rounds: int) -> float:
 def main() -> None:
     parser = harness.arguments(__doc__, ranks=8, device=True)
     parser.add_argument("--steps", type=int, default=400, help="of each rank")
-    parser.add_argument("--seeds", type=int, default=3, help="runs to average")
+    parser.add_argument("--seeds", type=int, default=3, help="number of runs of each policy")
     options = parser.parse_args()
     steps = min(options.steps, QUICK_STEPS) if options.quick else options.steps
     seeds = min(options.seeds, QUICK_SEEDS) if options.quick else options.seeds
@@ -142,7 +143,7 @@ def main() -> None:
         for sync, of_sync in runs.items():
             row = [delay, sync, f"{statistics.median(run['step_ms'] for run in of_sync):.1f}"]
             if sync == "full":
-                row += ["1.00", f"Full over its floor: {figures['full_over_floor'][delay]:.2f}", "", "1.000"]
+                row += ["1.00", f"Full over its sleeps: {figures['full_over_floor'][delay]:.2f}", "", "1.000"]
             else:
                 speed_up, loss = figures[sync][delay], figures["loss_over_full"][sync][delay]
                 late = statistics.fmean(run["late"] for run in of_sync)

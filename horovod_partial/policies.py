@@ -399,11 +399,12 @@ class GroupAverage(_ModelPolicy, _OpenRounds):
         average: what is averaged: `"parameters"`; `"buffers"`, floating-point ones such as BatchNorm's statistics (pass
             `named_buffers` to the optimizer); `"state"`, the optimizer's tensors of a parameter's shape, such as
             momentum. Everything else stays each rank's own.
-        overlap: what runs beside an average. False: nothing, `step` waits for it. True: loading data; the next forward
-            pass of any module waits. `"gradient"`: also the next forward and backward pass; the next `step` waits, then
-            applies to the average a gradient of the model before it (the released code of the paper; Algorithm 1 of
-            D-PSGD, NIPS 2017). Until the wait is over, parameters hold the values before the average and must not be
-            changed. `synchronize` waits, too. Only for PyTorch.
+        overlap: what the program may do while an average runs. False: nothing, because `step` waits for the average.
+            True: load data; the next forward pass of any module waits. `"gradient"`: also run the next forward and
+            backward pass. The next `step` then waits, and applies that gradient to the average, although it was computed
+            on the model before the average. (So does the paper's released code, and Algorithm 1 of D-PSGD, NIPS 2017.)
+            `synchronize` waits, too. Until then parameters hold the values before the average, and must not be changed.
+            Only for PyTorch.
         slow_momentum: applied to the averages over all ranks, every `period` rounds. Only for PyTorch.
         max_staleness: same as in `Solo`.
         grace_ms: same as in `Solo`.

@@ -12,7 +12,7 @@ from baselines.pairs import Inbox, Outbox, ranks_of_sets, set_with
 
 
 class PushSum(Baseline):
-    """Waits for the messages of this step's senders, or of the step before, never for those that it sends to.
+    """A rank waits for messages that were sent to it, and never for the ranks that it sends to.
 
     In the order of the paper's Algorithm 1: a rank has a sum x and a weight w, and trains at x / w. It applies the gradient
     to x, sends equal shares of (x, w), keeps one, and adds those that it gets. A message goes 2^k ranks ahead, where k goes
@@ -23,8 +23,8 @@ class PushSum(Baseline):
         optimizer: as in `Baseline`.
         process_sets: those of `process_sets_of`, initialised.
         neighbours: that a rank sends to in a step, 1 or 2 (the papers' 1n and 2n).
-        overlap: a rank adds the messages of the step before in place of this step's, so a message travels beside the
-            next gradient (the paper's Algorithm 2 with tau = 1).
+        overlap: a rank adds the messages of the step before, not of this step. So a message travels while the next
+            gradient is computed (the paper's Algorithm 2 with tau = 1).
     """
 
     def __init__(

@@ -29,12 +29,12 @@ class Delays(ABC):
 
 @dataclass(frozen=True)
 class Floors:
-    """What no training can beat whose ranks serve their own delays, and compute nothing besides.
+    """Lower bounds of the time of a job, and an upper bound of its rate, if ranks only sleep: for compute and delays.
 
     Attributes:
-        full: seconds of a job whose ranks wait for the slowest one in each step.
-        alone: seconds until the slowest rank has ended, if it waits for nobody.
-        rate: steps by second of all ranks, if each waits for nobody.
+        full: the time if all ranks wait for the slowest one in each step, in seconds.
+        alone: the time of the slowest rank if no rank waits, in seconds.
+        rate: steps per second of all ranks if no rank waits.
     """
 
     full: float
@@ -43,7 +43,7 @@ class Floors:
 
     @classmethod
     def of(cls, delays: Delays, ranks: int, steps: int, compute: float) -> Floors:
-        """Those of so many steps, each of so many seconds and its delay."""
+        """Return the bounds for this many steps, of `compute` seconds each, plus delays."""
         work = compute + np.array([delays.draw(step)[:ranks] for step in range(steps)])
         seconds = work.sum(axis=0)
         return cls(float(work.max(axis=1).sum()), float(seconds.max()), float((steps / seconds).sum()))

@@ -22,18 +22,20 @@ def fixed_groups(size: int) -> hvd.GroupAverage:
 
 
 def wait_avoiding(size: int) -> hvd.GroupAverage:
-    """Groups along a butterfly, and every so many rounds one group of all ranks: that does not wait for anybody, either."""
+    """Groups along a butterfly, but every `PERIOD`-th round is one group of all ranks. Only the first round waits for ranks."""
     butterfly = hvd.Butterfly(size)
 
     def group(round: int, rank: int) -> int:
         groups = butterfly.groups(round, hvd.size())
         return -1 if (round + 1) % PERIOD == 0 else next(i for i, ranks in enumerate(groups) if rank in ranks)
 
-    phases = (hvd.size() - 1).bit_length()  # after so many rounds a butterfly begins again, whatever its groups' size
+    phases = (
+        hvd.size() - 1
+    ).bit_length()  # if ranks and size are powers of two, a butterfly repeats after so many rounds
     return hvd.GroupAverage(schedule=hvd.Schedule(group, PERIOD * phases), period=None)
 
 
-# Policies that no text names. An exchange that is neither of these nor a baseline is the text of a policy of ours.
+# Policies that have no text form. Every other name, unless it is a baseline, is the text of a policy.
 POLICIES: dict[str, Callable[[], hvd.GroupAverage]] = {
     "fixed_groups:2": lambda: fixed_groups(2),
     "fixed_groups:4": lambda: fixed_groups(4),
@@ -96,7 +98,7 @@ def make_optimizer(name: str, model: nn.Module, lr: float, process_sets: Sequenc
 
 
 def policy(name: str) -> Any:
-    """The policy of the exchange of that name, one of ours."""
+    """Return our policy of that name."""
     return POLICIES[name]() if name in POLICIES else parse(name)
 
 

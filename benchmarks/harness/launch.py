@@ -64,7 +64,7 @@ def launch(
         options: more of that command's own.
         framework: whose Horovod is initialised.
         device: where PyTorch's tensors lie, unless the function says otherwise.
-        asleep: whether PyTorch's threads wait for Horovod's own operations asleep (see `harness.waiting`).
+        asleep: whether threads sleep while they wait for Horovod's own operations in PyTorch (see `harness.waiting`).
         on_result: called here with each result of rank 0, while the job goes on. It may miss one that the next has replaced.
         arguments: for the function; they travel as JSON, and so does its result.
 

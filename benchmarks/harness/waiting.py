@@ -1,7 +1,7 @@
 """How a thread waits where ranks outnumber cores: it sleeps, and leaves the processor to the ranks that compute.
 
-Horovod's own wait asks in a loop, without a pause. Our policies wait asleep, and so do the rivals of `baselines`. A
-comparison with `full` is fair only if that waits asleep, too.
+Horovod's own wait polls in a loop and does not sleep. Our policies and the rivals in `baselines` sleep while they wait. So
+`full` must sleep too, or the comparison is not fair.
 """
 
 from __future__ import annotations

@@ -59,8 +59,7 @@ PAPER = Paper(
         "A rank takes all of its steps and serves all of its delays. In Fig. 12 the paper's solo takes less time for "
         + "a step than the mean delay alone, so its ranks cannot have.",
         "Ranks that end, fail or wait elsewhere are not treated in the paper; here rounds go on without them.",
-        "All exchanges of a training have one learning rate, which was not tuned for each: at that rate averaging the models of "
-        + "all ranks after a step is averaging their gradients.",
+        "All policies and rivals of an experiment use the same learning rate. It was not tuned for each.",
     ),
     experiments=(
         Experiment(

@@ -64,8 +64,8 @@ class Measured:
 
     Attributes:
         over_full: by exchange, over that of Full in the same job of Horovod.
-        limit: of these: what ranks can do that serve their own delays and wait for nobody, over what Full did.
-        rates: steps by second of all ranks, by exchange, for each repeat; and as many of Full beside each.
+        limit: the largest possible `over_full`: the throughput of ranks that only sleep and never wait, over Full's median.
+        rates: for each exchange, the steps per second of all ranks in each repeat, and those of Full in the same job.
     """
 
     over_full: dict[str, float]
@@ -76,7 +76,7 @@ class Measured:
         """Rows of the table, by the exchanges' labels."""
         what = f"{where}: throughput over Full's"
         rows = [Row(f"{label}, {what}", "", self.over_full[name], "measured") for name, label in labels.items()]
-        return [*rows, Row(f"the most that delays allow, {what}", "", self.limit, "measured")]
+        return [*rows, Row(f"the largest possible without waits, {what}", "", self.limit, "measured")]
 
 
 def measured_over_full(job: Job, arms: list[str], victims: int, delay_over_compute: float) -> Measured:
@@ -142,14 +142,14 @@ def hyperplane(job: Job) -> Outcome:
             worst = max(worst, abs(loss - 1))
             paper = "1.00" if sync == "solo" else ""
             rows.append(Row(f"{sync}, late by {delay} ms: loss over Full's", paper, loss, "measured"))
-        rows.append(Row(f"late by {delay} ms: limit with delays served", "", limit, "computed"))
+        rows.append(Row(f"late by {delay} ms: the largest possible speed-up", "", limit, "measured"))
     ratio = figures["majority"]["20"] / figures["solo"]["20"]
     rows.append(Row("majority's throughput over solo's, late by 20 ms", "", ratio, "measured"))
     share = min(ours / limit for ours, limit in zip(speed_ups["solo"], limits, strict=True))
     verdict = (
-        f"Solo reaches {share:.0%} or more of the limit that ranks have which serve their own delays too, and its "
-        f"loss is within {worst:.1%} of Full's. The paper's speed-ups are above that limit: its eager step takes the "
-        "same time under all delays, so a rank's own are not in it."
+        f"Every rank sleeps through its own delays, which limits the speed-up. Solo reaches {share:.0%} or more of that limit, "
+        f"and its loss is within {worst:.1%} of Full's. In the paper an eager step takes the same time under all delays, so the "
+        "delay of a rank itself is not in it."
     )
     xs = [float(delay) for delay in HYPERPLANE_PAPER]
     series = {name: (xs, values) for name, values in speed_ups.items()}

@@ -2,8 +2,8 @@
 
 WAGMA-SGD's figures with an accuracy use it too. Two tasks stand in for the papers': scikit-learn's digits with a
 network of one hidden layer, whose ranks are delayed by sleeps, and the sequences of examples/torch/sequence.py, whose
-lengths are those of the videos of UCF101. SGD has no momentum and a constant rate, the same under every exchange:
-averaging the models of all ranks after a step is averaging their gradients at that rate.
+lengths are those of the videos of UCF101. SGD has no momentum and a constant rate. All arms have the same rate, except
+those with `times_rate`. At equal rates, averaging all models after a step gives the same result as averaging the gradients.
 """
 
 from __future__ import annotations
@@ -198,9 +198,10 @@ def train(
     """On every rank: train from one seed.
 
     Returns:
-        The seconds that it took, flush included; the accuracy after the flush (the mean over the ranks' own models, where
-        these have parted); how many steps a rank took; and the least seconds of Full, and of a rank alone. Where models are averaged in groups, or now and then, also the largest
-        distance between a replica and their mean, just before averages over all ranks; mean over these.
+        The seconds of the training, with the flush. The accuracy after the flush: the mean over the ranks' own models, where
+        these differ. The number of steps of a rank. `full` and `alone`: the bounds of `harness.Floors`. Where models are
+        averaged in groups, or now and then, also the largest distance between a replica and their mean, just before averages
+        over all ranks; the mean over these averages.
     """
     task = setting.make(seed)
     model = task.model()
@@ -250,7 +251,7 @@ def train_arms(
 
 @dataclass(frozen=True)
 class Trained:
-    """What became of one arm: means over the seeds.
+    """Results of one arm over the seeds: medians of ratios of times, means of the rest.
 
     Attributes:
         speed_up: over Full in the same job of Horovod, from the same seed; the median.
@@ -258,9 +259,9 @@ class Trained:
         deviation: of the accuracy, over the seeds.
         share: of the steps that a rank took, 1 but by rounds.
         distance: between replicas; None where models are not averaged, or not over all ranks.
-        limit: of the speed-up: the time of Full beside it, over the delays and the compute of the slowest rank.
-        full_over_floor: how long Full beside it took, over the longest delays and the compute of all steps.
-        runs: the figures of each seed; and of Full beside it.
+        limit: the largest possible speed-up: Full's time over the sleeps of the slowest rank.
+        full_over_floor: Full's time over its sleeps, in each step those of the slowest rank.
+        runs: the figures of each seed, and of Full in the same job.
     """
 
     speed_up: float
@@ -401,11 +402,18 @@ def _rows(trained: dict[str, Trained], paper: dict[str, tuple[str, str]]) -> lis
 
 
 def limit_rows(trained: dict[str, Trained]) -> list[Row]:
-    """What the delays allow all arms that take all of their steps, and what Full loses besides."""
+    """The largest possible speed-up of arms that take all steps, and how much longer Full takes than its sleeps."""
     full = trained[FULL_NAME]
     return [
-        Row("the most that delays allow: speed-up over Full", "", full.limit, "measured"),
-        Row("Full's time over that of its sleeps", "", full.full_over_floor, "measured"),
+        Row(
+            "the largest possible (Full's time over the sleeps of the slowest rank): speed-up over Full",
+            "",
+            full.limit,
+            "measured",
+        ),
+        Row(
+            "Full's time over its sleeps (in each step those of the slowest rank)", "", full.full_over_floor, "measured"
+        ),
     ]
 
 

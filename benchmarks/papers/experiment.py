@@ -109,7 +109,7 @@ class Experiment:
         return RESULTS / f"{self.paper}.{self.name}.json"
 
     def save(self, outcome: Outcome) -> None:
-        """Keep the figures, but for the plot, with what they were made of and how."""
+        """Write the rows, the verdict, the measured values behind them, and where they come from. The plot is not kept."""
         rows = [asdict(row) for row in outcome.rows]
         harness.write_json(self.file, {"rows": rows, "verdict": outcome.verdict, "measured": outcome.measured})
 

@@ -46,8 +46,9 @@ PAPER = Paper(
         + "1. The worked example does not, nor does the released code, nor `hvd.Butterfly`.",
         "A rank on time gets sum / S, as in algorithm 2. The released code always takes (sum + own) / (S + 1).",
         "The average comes after a rank's step, as in algorithm 2. The released code averages before it, so that "
-        + 'messages travel during backward; here they do with `overlap="gradient"`, and with `overlap=True` beside '
-        + "loading data.",
+        + "messages travel during backward. Here `step()` waits for the average by default. With "
+        + '`overlap="gradient"` messages travel during the next forward and backward pass, and with `overlap=True` while '
+        + "data is loaded.",
         "A coordinator starts the rounds of all groups at once, within Horovod's negotiation, in place of activations "
         + "along a butterfly.",
         "All ranks are averaged in every `period`-th round of the job. In the paper a rank is at it after as many "
@@ -55,8 +56,9 @@ PAPER = Paper(
         "For a rank that has missed `max_staleness` rounds in a row all wait; the kept model of one that is out of "
         + "training is left out of its group's sum then.",
         "Numbers of ranks and groups need not be powers of two.",
-        "All exchanges of a training have one learning rate, which was not tuned for each: at that rate averaging the models of "
-        + "all ranks after a step is averaging their gradients.",
+        "All policies and rivals of an experiment use the same learning rate. It was not tuned for each. With plain SGD and equal "
+        + "models, averaging all models after a step gives the same result as averaging the gradients at that rate. `waits` also "
+        + "shows twice the rate.",
         "The rivals simulated as the paper has them keep all ranks in step. As their algorithms are written a rank "
         + "waits for its neighbours only: both are shown.",
     ),
@@ -76,8 +78,8 @@ PAPER = Paper(
             "wagma_sgd",
             "fig5",
             "Figure 5: accuracy over time where two ranks are late",
-            "digits on 8 ranks in place of ResNet-50 on ImageNet; steps of 31 ms in which two ranks are late by 0.94 of a step, as "
-            "in the paper, where figure 4 has half a step",
+            "digits on 8 ranks in place of ResNet-50 on ImageNet. A step takes 31 ms, and in each step two ranks are late by 0.94 of "
+            "that, as in the paper's figure 5. (In figure 4 they are late by half a step.)",
             training.images,
             grids=(("speed-up over Full", "accuracy in % (paper: ImageNet, here: digits)"),),
         ),
@@ -85,7 +87,8 @@ PAPER = Paper(
             "wagma_sgd",
             "waits",
             "What averages of all ranks cost",
-            "the job of `fig5`, in groups of 4. The paper waits for all ranks in every 10th step",
+            "the job of `fig5`, in groups of 4. The paper waits for all ranks in every 10th step. `with overlap`: an average runs "
+            "during the next forward and backward pass",
             training.waits,
             grids=(("speed-up over Full", "accuracy in %"),),
         ),

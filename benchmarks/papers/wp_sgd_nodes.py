@@ -269,9 +269,11 @@ def means(seeds: Sequence[Losses]) -> Losses:
 
 
 def deviations(last: Sequence[dict[str, float]], what: str) -> str:
-    """How far seeds differ in what they end with, in a sentence."""
+    """A sentence: how much the last values of the methods differ between seeds. `what`: the name of these values."""
     most = max(harness.deviation([of[method] for of in last]) / last[0][method] for method in last[0])
-    return f"Means of {len(last)} seeds; {what} deviate by up to {most:.1%}."
+    return (
+        f"Means of {len(last)} seeds. The standard deviation of the {what} is at most {most:.1%} of the first seed's."
+    )
 
 
 def race(setting: Setting, seed: int) -> Losses:

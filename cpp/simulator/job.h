@@ -37,7 +37,7 @@ struct JobConfig {
   std::vector<LinearCost> costs;  // [n - 1]: the cost of a reduction among n ranks
   double cycle = 0;               // the least time from one negotiation to the next
   int period = 0;                 // WP-SGD: steps of the fastest rank between two averages; if 0, each step averages
-  bool overlap = false;           // models: an average runs beside the compute of the next step, whose end waits for it
+  bool overlap = false;           // models: an average runs during the next step, which ends after it
 };
 
 struct JobResult {

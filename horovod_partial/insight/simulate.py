@@ -479,7 +479,8 @@ def simulate(
     Args:
         trace: what each rank computes in a step.
         policy: the policy, or its text. With a policy of gradients, messages travel during backward. With a policy of
-            models, the whole model travels after backward: beside the next step with `overlap="gradient"`.
+            models, the whole model travels after backward. With `overlap="gradient"` it travels during the next step.
+            `overlap=True` is simulated like False.
         ranks: the number of ranks, 1 or more.
         cluster: the cost of links.
         algorithm: the algorithm of reductions, one of `ALGORITHMS`.

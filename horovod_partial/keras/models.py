@@ -34,7 +34,9 @@ class ModelExchange(models.ModelExchange):
     ) -> None:
         super().__init__(policy, arguments["process_set"])
         if policy.overlap:
-            raise ValueError("overlap= is for horovod_partial.torch: Keras begins a step after the one before")
+            raise ValueError(
+                "overlap= is only for horovod_partial.torch: in Keras a step begins when the one before has ended"
+            )
         if policy.slow_momentum is not None:
             raise ValueError(
                 "slow_momentum= is for horovod_partial.torch: an optimizer of Keras has its own momentum only"

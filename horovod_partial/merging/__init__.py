@@ -208,8 +208,8 @@ class MergedGradients:
 
     Args:
         rule: the rule of the plan. `"measured"` tries the plans of `"exact"`, `"paper"`, `"single"` and `"wait_free"` for
-            `warmup_steps` steps each, and keeps the fastest. If the cost of messages cannot be measured, it tries the last
-            two of these, and the buckets without merging. `"exact"` is optimal if messages cost what was measured;
+            `warmup_steps` steps each, and keeps the fastest. If the cost of messages cannot be measured, it tries
+            `"single"`, `"wait_free"` and the buckets without merging. `"exact"` is optimal if messages cost what was measured;
             `"paper"` is the paper's Algorithm 1 (section 4.2); `"wait_free"` sends a message for each gradient, and
             Horovod's tensor fusion joins those below 4 MiB that are ready together; `"single"` sends one message;
             `"threshold"` sends what is ready when the line is free, up to 128 MiB. A message has one dtype and device.

@@ -190,8 +190,9 @@ class Planner:
     ) -> list[MergingPlan]:
         """Return the plans to try, no two with the same messages.
 
-        Without a known cost, it returns no plan if one of a rule is in use. Otherwise it returns one with the messages in
-        use, and if plans are to be tried those that need no cost.
+        If the cost is not known and a plan made by a rule is in use, the list is empty: that plan stays. If the cost is not
+        known and no such plan is in use, the list holds a plan with the present messages, and under the rule `"measured"`
+        also the plans that need no cost.
         """
         gradients = self._gradients
         tries = self._options.rule == "measured"

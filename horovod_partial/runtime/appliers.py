@@ -78,7 +78,7 @@ class Averager(Protocol):
     thread: int
 
     def settle(self) -> None:
-        """Wait for the average that is under way, if any. Write it, unless the program has changed the model meanwhile."""
+        """Wait for the average that is under way, if any, and write it. Drop it if the program has changed a parameter."""
 
 
 class Meanwhile:

@@ -437,7 +437,7 @@ class Runtime:
             self._appliers.add(applier)
 
     def settle_in_flushes(self, averager: Averager) -> None:
-        """From now on, a flush or a join on the thread of the last step begins with a call of `settle`."""
+        """From now on, a flush or a join begins with `settle`, if the calling thread took the averager's last step."""
         with self._appliers_lock:
             self._averagers.add(averager)
 

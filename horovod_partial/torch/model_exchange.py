@@ -153,13 +153,14 @@ class ModelExchange(models.ModelExchange, Exchange):
         return loss
 
     def _present_checksums(self) -> torch.Tensor:
-        """Return a sum over the bits of each parameter, the same however many threads compute it."""
+        """Return for each parameter the sum of its elements, read as integers: the order of additions does not change it."""
         return torch.stack([p.detach().view(_INTEGERS[p.element_size()]).sum() for p in self._trained])
 
     def _changed(self) -> str:
         """Return the name of a parameter that has changed since the average under way began; empty if there is none.
 
-        The average would overwrite the change. Most changes are found, also by Horovod and through `parameter.data`.
+        The average would overwrite the change. Checksums find almost every change, also one that Horovod makes, or that goes
+        through `parameter.data`. Buffers and the optimizer's state are not checked.
         """
         if self._checksums is None:
             return ""

@@ -183,8 +183,8 @@ def test_no_step_is_lost(world: World, pairs: Sets, name: str) -> None:
 def test_only_neighbours_are_waited_for(world: World, pairs: Sets, name: str) -> None:
     """Rank 3 takes its first step when all others have taken theirs that need nothing of it."""
     training = Training(world, IN_STEP[name], pairs)
-    # On a ring rank 1 is no neighbour of rank 3. Along the graph rank 0 is rank 3's receiver in the first step, in which
-    # nobody waits with overlap.
+    # On a ring rank 1 is no neighbour of rank 3. Along the graph rank 3 sends to rank 0 in the first step. With overlap no
+    # rank waits in the first step.
     free = {"d_psgd": [1], "push_sum:1": [1, 2], "push_sum:2:overlap": [0, 1, 2]}[name]
     if world.rank == 3:
         for rank in free:
