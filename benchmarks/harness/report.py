@@ -67,6 +67,8 @@ def origin() -> dict[str, Any]:
     What is found at the first call stays, so sources that are changed while a benchmark runs do not count.
     """
     script, *rest = sys.argv
+    for option in {"--json", "--output"}.intersection(rest):  # where files go, which has nothing to do with the figures
+        del rest[rest.index(option) : rest.index(option) + 2]
     cores = len(os.sched_getaffinity(0))
     return {
         "command": shlex.join([os.path.relpath(script, _TOP), *rest]),
