@@ -29,7 +29,14 @@ from horovod_partial.torch.round_steps import RoundSteps
 from horovod_partial.torch.slow_momentum import SlowMomentumState
 from horovod_partial.torch.wrapping import Exchange, Name
 
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
+# By the bytes of an element: the integers that its bits make, and the type of their sum. PyTorch adds integers of 32 bits in a
+# tenth of the time if the sum has 32 bits, too.
+_INTEGERS = {
+    1: (torch.int8, torch.int32),
+    2: (torch.int16, torch.int32),
+    4: (torch.int32, torch.int32),
+    8: (torch.int64, torch.int64),
+}
 
 
 @dataclass(frozen=True)
@@ -154,7 +161,11 @@ class ModelExchange(models.ModelExchange, Exchange):
 
     def _present_checksums(self) -> torch.Tensor:
         """Return for each parameter the sum of its elements, read as integers: the order of additions does not change it."""
-        return torch.stack([p.detach().view(_INTEGERS[p.element_size()]).sum() for p in self._trained])
+        sums = []
+        for parameter in self._trained:
+            integer, total = _INTEGERS[parameter.element_size()]
+            sums.append(parameter.detach().view(integer).sum(dtype=total).long())
+        return torch.stack(sums)
 
     def _changed(self) -> str:
         """Return the name of a parameter that has changed since the average under way began; empty if there is none.
