@@ -79,7 +79,7 @@ PAPER = Paper(
             "fig5",
             "Figure 5: accuracy over time where two ranks are late",
             "digits on 8 ranks in place of ResNet-50 on ImageNet. A step takes 31 ms, and in each step two ranks are late by 0.94 of "
-            "that, as in the paper's figure 5. (In figure 4 they are late by half a step.)",
+            "that, as in the paper's figure 5; in figure 4 they are late by half a step",
             training.images,
             grids=(("speed-up over Full", "accuracy in % (paper: ImageNet, here: digits)"),),
         ),
