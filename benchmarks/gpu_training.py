@@ -31,6 +31,7 @@ from harness.steps_torch import OPTIMIZERS, barrier
 
 import horovod_partial.torch as hvd
 
+ARMS = ("horovod", "horovod_again", "full", "majority", "solo")
 MEMORY_ARMS = ("horovod_again", "horovod", "full", "majority")  # the first one pays for what all need, and is not shown
 LEARNING_RATE, MOMENTUM = 1e-3, 0.9
 SETTINGS = ("even", "slowed")
@@ -42,7 +43,7 @@ def throughput(
 ) -> Iterator[dict[str, dict[str, list[float]]]]:
     """On every rank: for each setting and arm, what all ranks got through in a second, in each block."""
     workload = workload_of(model, smoke)
-    arms = {arm: make_step(arm, workload) for arm in OPTIMIZERS}
+    arms = {arm: make_step(arm, workload) for arm in ARMS}
     rates: dict[str, dict[str, list[float]]] = {}
     for setting in SETTINGS:
         delay = slowed(delay_ms if setting == "slowed" else 0.0)
