@@ -103,7 +103,7 @@ class Trainee:
     def train_for(self, delays: harness.Delays, seconds: float, test_every: int = 0) -> float:
         """Train for about so long; losses are taken every few steps. Returns the throughput of all ranks."""
         hvd.barrier()
-        in_step = self.exchange in exchanges.IN_STEP
+        in_step = exchanges.is_in_step(self.exchange)
         # Whole periods, so that as many averages are in it as there should be.
         periods = math.ceil(seconds / (COMPUTE + slowest(delays)) / exchanges.PERIOD)
         steps = periods * exchanges.PERIOD if in_step else None
@@ -162,7 +162,7 @@ def throughputs(
     for trainee in trainees.values():
         trainee.settle()
     for repeat in range(repeats):
-        for index, name in enumerate(sorted(arms, key=arms.index, reverse=repeat % 2 == 1)):
+        for index, name in enumerate(harness.in_turn(arms, repeat)):
             harness.progress(stage, repeat * len(arms) + index, repeats * len(arms))
             rates[name].append(trainees[name].train_for(delays, seconds))
     return rates
@@ -362,7 +362,12 @@ def report_ready(options: Any) -> dict[str, Any]:
 COUNTS = (2, 4, 8)
 RIVALS = list(exchanges.BASELINES)
 OURS = ["solo", "majority", "group_average:2", "group_average:4", "partial_reduce:4", "weighted_average:10,0.99"]
-WITH_FOUR = ("push_sum:2", "group_average:4", "partial_reduce:4")  # with fewer ranks these are other arms again
+WITH_FOUR = (
+    "push_sum:2",
+    "push_sum:2:overlap",
+    "group_average:4",
+    "partial_reduce:4",
+)  # with fewer ranks these are other arms again
 
 
 def throughput(
@@ -476,7 +481,7 @@ def alternate(stage: str, arms: dict[str, Callable[[int], None]], blocks: int, b
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     for index in range(blocks):
         harness.progress(stage, index, blocks)
-        for name in sorted(arms, key=list(arms).index, reverse=index % 2 == 1):
+        for name in harness.in_turn(arms, index):
             hvd.barrier()
             start = time.perf_counter()
             arms[name](block)

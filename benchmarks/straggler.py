@@ -42,7 +42,7 @@ def measure(steps: int, seeds: int) -> Iterator[dict[str, Any]]:
         data = draw_data(seed)
         for delay, by_policy in runs.items():
             delays = harness.RandomVictims(hvd.size(), 1, int(delay) / 1e3, seed)
-            for sync in sorted(POLICIES, key=POLICIES.index, reverse=seed % 2 == 1):
+            for sync in harness.in_turn(POLICIES, seed):
                 run = train(sync, f"D = {delay} ms, seed {seed}, {sync}", data, steps, delays)
                 by_policy[sync].append(run)
                 yield {"runs": runs}

@@ -1,6 +1,6 @@
 """What benchmarks and examples share: starting ranks, delaying them, and reporting figures."""
 
-from harness.alternating import alternate
+from harness.alternating import alternate, in_turn
 from harness.delays import Delays, Floors, LinearSkew, RandomVictims, Rotating, SlowRank
 from harness.launch import Framework, LaunchError, Transport, default_transport, launch
 from harness.progress import progress
@@ -22,6 +22,7 @@ __all__ = [
     "arguments",
     "default_transport",
     "deviation",
+    "in_turn",
     "launch",
     "origin",
     "print_table",

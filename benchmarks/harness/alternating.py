@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from harness.progress import progress
 
+Arm = TypeVar("Arm")
+
 WARM_UP = 2  # blocks of each arm
 FEWEST = 2  # measured blocks of each arm: one in each order
+
+
+def in_turn(arms: Iterable[Arm], turn: int) -> list[Arm]:
+    """Return arms in the order of a turn: their own if it is even, else the reverse."""
+    ordered = list(arms)
+    return ordered[::-1] if turn % 2 == 1 else ordered
 
 
 def alternate(
@@ -37,13 +45,12 @@ def alternate(
         The mean seconds of a step, in each block of each arm; means over the ranks.
     """
     measured: dict[str, list[float]] = {name: [] for name in arms}
-    names = list(arms)
     end = None if seconds is None else time.monotonic() + seconds
     for index in range(WARM_UP + blocks):
         if end is not None and index >= WARM_UP + FEWEST and steps_module.anyone(time.monotonic() > end):
             break
         progress(stage, index, WARM_UP + blocks)
-        for name in reversed(names) if index % 2 == 1 else names:
+        for name in in_turn(arms, index):
             steps_module.barrier()
             start = time.perf_counter()
             for number in range(block):

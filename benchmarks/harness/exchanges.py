@@ -29,9 +29,8 @@ def wait_avoiding(size: int) -> hvd.GroupAverage:
         groups = butterfly.groups(round, hvd.size())
         return -1 if (round + 1) % PERIOD == 0 else next(i for i, ranks in enumerate(groups) if rank in ranks)
 
-    phases = (
-        hvd.size() - 1
-    ).bit_length()  # if ranks and size are powers of two, a butterfly repeats after so many rounds
+    # If ranks and size are powers of two, a butterfly repeats after this many rounds.
+    phases = (hvd.size() - 1).bit_length()
     return hvd.GroupAverage(schedule=hvd.Schedule(group, PERIOD * phases), period=None)
 
 
@@ -54,21 +53,27 @@ BASELINES: dict[str, Callable[[nn.Module, torch.optim.Optimizer, Sequence[hvd.Pr
         optimizer, model.named_parameters(), "majority", TEN_EPOCHS
     ),
 }
+# By the kind of an exchange, the part of its name before the first colon.
 PROCESS_SETS = {
     "d_psgd": DPSGD.process_sets_of,
     "ad_psgd": ADPSGD.process_sets_of,
-    "push_sum:1": PushSum.process_sets_of,
-    "push_sum:2": PushSum.process_sets_of,
-    "push_sum:1:overlap": PushSum.process_sets_of,
-    "push_sum:2:overlap": PushSum.process_sets_of,
+    "push_sum": PushSum.process_sets_of,
 }
-# Every rank must take the same number of steps with these.
-IN_STEP = ("full", "local_sgd", "d_psgd", "push_sum:1", "push_sum:2", "push_sum:1:overlap", "push_sum:2:overlap")
+IN_STEP = ("full", "local_sgd", "d_psgd", "push_sum")
+
+
+def is_in_step(name: str) -> bool:
+    """Whether every rank must take the same number of steps with the exchange of that name."""
+    return _kind(name) in IN_STEP
 
 
 def process_sets_of(name: str, ranks: int) -> list[list[int]]:
     """The ranks of the process sets that the exchange of that name needs."""
-    return PROCESS_SETS[name](ranks) if name in PROCESS_SETS else []
+    return PROCESS_SETS[_kind(name)](ranks) if _kind(name) in PROCESS_SETS else []
+
+
+def _kind(name: str) -> str:
+    return name.partition(":")[0]
 
 
 def jobs(exchange_of: Mapping[str, str], ranks: int) -> list[tuple[list[list[int]], list[str]]]:

@@ -244,7 +244,7 @@ def train_arms(
     """On every rank: train each arm from each seed."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
     for seed in range(seeds):
-        for name, arm in sorted(arms.items(), key=lambda item: list(arms).index(item[0]), reverse=seed % 2 == 1):
+        for name, arm in harness.in_turn(arms.items(), seed):
             runs[name].append(train(f"{name}, seed {seed}", Arm(**arm), Setting(**setting), seed, process_sets))
     return runs
 
