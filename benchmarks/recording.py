@@ -91,7 +91,7 @@ def main() -> None:
     for name, found in measured.items():
         ratios = [on / off for on, off in zip(found["on"], found["off"], strict=True)]
         mean, low, high = interval(ratios)
-        figures[name] = {"ratio": mean, "interval": [low, high], "bytes_per_step": found["bytes_per_step"]}
+        figures[name] = {"ratio": mean, "low": low, "high": high, **found}
         milliseconds = f"{1e3 * statistics.median(found['off']):.2f}"
         rows.append(
             [name, milliseconds, f"{mean:.3f}", f"{low:.3f} to {high:.3f}", f"{found['bytes_per_step'] / 1e3:.2f}"]

@@ -145,15 +145,30 @@ def main() -> None:
         "fit": options.fit,
     }
     of_keras = {"framework": options.fit, "environment": {"KERAS_BACKEND": options.fit}} if options.fit else {}
-    write = lambda times: harness.write_json(options.json, {**job, **load, "seconds": times})
+    write = lambda times: harness.write_json(options.json, {**job, **load, "seconds": times, "figures": figures_of(times)})
     times = harness.launch(measure, **job, **load, **of_keras, on_result=write)
-    ratios = lambda of: np.divide(of["full"], of["work_sharing"])
-    shown = lambda row: f"{np.median(row):.2f} ({min(row):.2f} to {max(row):.2f})"
+    shown = lambda of: f"{of['ratio']:.2f} ({of['least']:.2f} to {of['largest']:.2f})"
     harness.print_table(
         f"Time of an update under Full over that under WorkSharing, {options.ranks} ranks over {options.transport}",
         ["delays", *(f"K = {each}" for each in options.passes)],
-        [[kind, *(shown(ratios(of)) for of in by.values())] for kind, by in times.items()],
+        [[kind, *map(shown, by.values())] for kind, by in figures_of(times).items()],
     )
+
+
+def figures_of(times: dict[str, Any]) -> dict[str, Any]:
+    """By kind of delay and number of passes: the ratio of pairs, its range, and the median times of an update."""
+    return {kind: {each: compared(**of) for each, of in by.items() if of["full"]} for kind, by in times.items()}
+
+
+def compared(full: list[float], work_sharing: list[float]) -> dict[str, float]:
+    ratios = np.divide(full, work_sharing)
+    return {
+        "ratio": float(np.median(ratios)),
+        "least": float(ratios.min()),
+        "largest": float(ratios.max()),
+        "full_ms": 1e3 * float(np.median(full)),
+        "work_sharing_ms": 1e3 * float(np.median(work_sharing)),
+    }
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def train_all(
     return results
 
 
-def show(results: Sequence[dict[str, Run]], steps: int, title: str) -> dict[str, dict[str, float]]:
+def show(results: Sequence[dict[str, Run]], steps: int, title: str) -> dict[str, dict[str, Any]]:
     """Print the table of means over the seeds. Returns the figures for the JSON file."""
     figures, rows = {}, []
     for name in results[0]:
@@ -145,6 +145,8 @@ def show(results: Sequence[dict[str, Run]], steps: int, title: str) -> dict[str,
             "accuracy": fmean(run["accuracy"] for run in runs),
             "late_steps": late,
             "max_replica_distance": max(run["distance"] for run in runs),
+            "seconds_by_seed": [run["seconds"] for run in runs],
+            "accuracy_by_seed": [run["accuracy"] for run in runs],
         }
         staleness = [(rounds, count) for run in runs for rounds, count in run["staleness"]]
         mean_staleness = sum(r * count for r, count in staleness) / sum(count for _, count in staleness)
@@ -175,6 +177,7 @@ def main(
         framework: whose Horovod the ranks use.
         label: what titles begin with.
     """
+    harness.origin()  # before anything is measured
     root = Path(__file__).resolve().parents[2]
     parser = argparse.ArgumentParser(description="Train on digits under each policy, with ranks that are slow in turn.")
     parser.add_argument("--seeds", type=int, default=1, help="how many runs to average (default 1)")
