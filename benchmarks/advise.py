@@ -128,7 +128,14 @@ def main() -> None:
         best = max(rates, key=lambda policy: rates[policy])
         chosen = str(advice[name].chosen)
         loss = 1 - rates[chosen] / rates[best]
-        figures["scenarios"][name] = {"measured": rates, "predicted": predicted, "chosen": chosen, "loss": loss}
+        figures["scenarios"][name] = {
+            "measured": rates,
+            "over_full": {policy: rate / rates["full"] for policy, rate in rates.items()},
+            "predicted": predicted,
+            "predicted_over_measured": {policy: 1 + error for policy, error in errors.items()},
+            "chosen": chosen,
+            "loss": loss,
+        }
         told = [f"{rates[policy]:.2f} ({errors[policy]:+.0%})" for policy, *_ in arms]
         rows.append([name, *told, chosen, best, f"{loss:.1%}"])
     harness.print_table(

@@ -22,7 +22,6 @@ import torch
 from harness import shapes
 
 import horovod_partial.torch as hvd
-from horovod_partial.runtime.bucket_config import REPLAY_LIMIT
 
 ARMS: dict[str, dict[str, Any]] = {
     "horovod": {"sync": None},
@@ -43,6 +42,7 @@ ROWS = {
     "Solo, one away until the others wait for it": "limit",
 }
 STEPS = 6
+REPLAY_LIMIT = hvd.Solo().replay_limit
 LATE_SECONDS = 1.0  # longer than a reduction takes
 
 

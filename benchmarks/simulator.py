@@ -1,6 +1,6 @@
 """The simulator: against reality, how fast it is, and what it says of merged gradients at scale.
 
-    .venv/bin/python benchmarks/simulator.py [--sections reality speed scale sharing] [--production FILE] [--json FILE]
+    .venv/bin/python benchmarks/simulator.py [--sections reality speed scale sharing jobs] [--json FILE]
 
 reality  2, 4 and 8 ranks; four gradients of 256 KiB, each after 10 ms of backward (a sleep), one message for each; in
          every step one rank, drawn at random, is delayed by 40 ms. Inputs of the prediction are measured in the same
@@ -11,9 +11,9 @@ speed    2,048 ranks, 1,000 iterations, one message in each, log-normal delays, 
 scale    ResNet-50's trace, the MG-WFBP paper's first cluster, a ring, no delays: up to which number of ranks a message
          for each gradient is faster than a single one, by the time of backward; and what merging gains at 64 ranks.
 sharing  how many times as fast as Full work sharing is, and in brackets the best schedule of whole micro-batches; 8 ranks,
-         steps of 43 ms. With --production also on the compute times of a job: a table with the columns step,
-         dp_rank, stage and compute_ms. There each micro-batch costs a share of the step in addition, and Full does not
-         split.
+         steps of 43 ms. Also with the compute times of a production job of 32 ranks. There each micro-batch costs a share
+         of the step in addition, and Full does not split.
+jobs     how many times as fast as Full each policy is with the compute times of two production jobs.
 """
 
 from __future__ import annotations
@@ -183,7 +183,8 @@ def speed(ranks: int = 2048, iterations: int = 1000) -> dict[str, float]:
 # --- Merged gradients at scale ---------------------------------------------------------------------------------------
 
 PAPER = Cluster.fit_ring(MessageCost(9.72e-4, 1.97e-9), 16)
-TRACE = Path(__file__).with_name("traces") / "resnet50.json"
+TRACES = Path(__file__).with_name("traces")
+TRACE = TRACES / "resnet50.json"
 
 
 def iteration(backward: float, rule: str, ranks: int) -> float:
@@ -273,9 +274,9 @@ def models(passes: int, message: float = 0.0) -> dict[str, dict[str, float]]:
     return {name: share(times, passes, where, message=message) for name, (times, where) in rows.items()}
 
 
-def production(path: Path) -> dict[str, dict[str, dict[str, float]]]:
+def production() -> dict[str, dict[str, dict[str, float]]]:
     """By whose the delays are and what splitting costs, and by the number of micro-batches."""
-    times = np.array(RecordedSteps.load(path).seconds)
+    times = np.array(RecordedSteps.load(TRACES / "sequences.csv").seconds)
     found: dict[str, dict[str, dict[str, float]]] = {}
     for owner, cost in itertools.product(("rank", "samples"), (0.0, 0.005, 0.01, 0.02)):
         for passes in (4, 8, 16, 32):
@@ -285,7 +286,7 @@ def production(path: Path) -> dict[str, dict[str, dict[str, float]]]:
     return found
 
 
-def sharing(trace: Path | None) -> dict[str, Any]:
+def sharing() -> dict[str, Any]:
     columns = {f"K = {passes}": models(passes) for passes in (2, 4, 8)}
     columns[f"K = 4, {1e3 * MESSAGE:.0f} ms of messages"] = models(4, MESSAGE)
     harness.print_table(
@@ -293,22 +294,69 @@ def sharing(trace: Path | None) -> dict[str, Any]:
         ["delays", *columns],
         [[name, *(shown(figures[name]) for figures in columns.values())] for name in columns["K = 2"]],
     )
-    if trace is None:
-        return {"models": columns}
-    rows = production(trace)
+    rows = production()
     harness.print_table(
-        f"Full over work sharing, {trace.name}",
+        "Full over work sharing, a production job whose sequences differ in length",
         ["delays of, cost of splitting", *(f"K = {passes}" for passes in next(iter(rows.values())))],
         [[name, *map(shown, row.values())] for name, row in rows.items()],
     )
     return {"models": columns, "production": rows}
 
 
+# --- Steps of production jobs ----------------------------------------------------------------------------------------
+
+JOBS = {  # file, whether its steps are drawn at random, ranks, times that its steps are repeated, size of groups
+    "sequences, in order": ("sequences.csv", False, 32, 10, 4),
+    "sequences, steps at random": ("sequences.csv", True, 32, 10, 4),
+    "one rank slowed": ("one_worker_slowed.csv", False, 4, 10, 2),
+}
+GRADIENT_POLICIES = ("quorum:0.75", "majority", "solo")
+
+
+def jobs() -> dict[str, Any]:
+    """For each job and policy: how many times as fast as `Full` it is, and the share of late gradients."""
+    figures: dict[str, Any] = {}
+    for name, (file, resampled, ranks, times, group) in JOBS.items():
+        steps = RecordedSteps.load(TRACES / file, resampled=resampled)
+        results = {
+            policy: simulate(
+                Trace.load(TRACE).scaled(1.0),
+                policy,
+                ranks,
+                cluster=PAPER,
+                rule="threshold",
+                iterations=times * len(steps.seconds),
+                delays=steps,
+                passes=4,
+            )
+            for policy in (
+                "full",
+                *GRADIENT_POLICIES,
+                f"group_average:{group}",
+                f"partial_reduce:{group}",
+                "work_sharing",
+            )
+        }
+        full = results["full"].iteration_time
+        figures[name] = {
+            policy.partition(":")[0]: {"full_over_this": full / result.iteration_time, "late": result.late}
+            for policy, result in results.items()
+        }
+    harness.print_table(
+        "Full over each policy (late gradients)",
+        ["job", *figures["one rank slowed"]],
+        [
+            [name, *(f"{one['full_over_this']:.2f} ({one['late']:.0%})" for one in row.values())]
+            for name, row in figures.items()
+        ],
+    )
+    return figures
+
+
 def main() -> None:
     parser = harness.arguments(__doc__, ranks=8)
-    sections = ["reality", "speed", "scale", "sharing"]
+    sections = ["reality", "speed", "scale", "sharing", "jobs"]
     parser.add_argument("--sections", nargs="+", choices=sections, default=sections)
-    parser.add_argument("--production", type=Path, help="compute times of a job, for work sharing")
     parser.add_argument("--steps", type=int, default=60, help="of each run, against reality")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each policy, against reality")
     options = parser.parse_args()
@@ -320,7 +368,9 @@ def main() -> None:
     if "scale" in options.sections:
         figures["scale"] = scale()
     if "sharing" in options.sections:
-        figures["sharing"] = sharing(options.production)
+        figures["sharing"] = sharing()
+    if "jobs" in options.sections:
+        figures["jobs"] = jobs()
     harness.write_json(options.json, figures)
 
 

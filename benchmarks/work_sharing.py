@@ -145,7 +145,9 @@ def main() -> None:
         "fit": options.fit,
     }
     of_keras = {"framework": options.fit, "environment": {"KERAS_BACKEND": options.fit}} if options.fit else {}
-    write = lambda times: harness.write_json(options.json, {**job, **load, "seconds": times, "figures": figures_of(times)})
+    write = lambda times: harness.write_json(
+        options.json, {**job, **load, "seconds": times, "figures": figures_of(times)}
+    )
     times = harness.launch(measure, **job, **load, **of_keras, on_result=write)
     shown = lambda of: f"{of['ratio']:.2f} ({of['least']:.2f} to {of['largest']:.2f})"
     harness.print_table(
