@@ -208,11 +208,8 @@ demo: build ## Set up, build and train on digits under each policy
 	@$(BIN)/python examples/torch/digits.py
 
 .PHONY: bench
-bench: build ## Run the benchmarks; their figures go to build/bench
-	@mkdir -p build/bench
-	@for name in overhead recording latency many_tensors straggler work_sharing memory group weighted slow_momentum merging simulator advise auto_quorum auto goodput; do \
-		$(BIN)/python benchmarks/$$name.py --json build/bench/$$name.json || exit; \
-	done
+bench: build ## Measure the figures of docs/benchmarks.md again; takes hours
+	@$(BIN)/python benchmarks/rerun.py
 
 .PHONY: lint
 lint: build ## Check style and types

@@ -24,6 +24,7 @@ from harness.launch import default_transport
 
 _TOP = Path(__file__).resolve().parents[2]
 _PACKAGES = ("horovod", "torch", "tensorflow", "keras", "numpy")
+_VARIABLES = ("HOROVOD_", "KERAS_")  # beginnings of the names of those that are kept
 _BUSY = 0.75  # processes that run for each core, from which on figures are marked
 _load_before = os.getloadavg()[0]
 
@@ -72,6 +73,7 @@ def origin() -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0))
     return {
         "command": shlex.join([os.path.relpath(script, _TOP), *rest]),
+        "environment": {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)},
         "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),
         "versions": {name: version for name in _PACKAGES if (version := _version(name)) is not None},

@@ -186,6 +186,9 @@ def main(
     parser.add_argument("--adam", type=float, metavar="RATE", help="train with Adam, in place of SGD with momentum")
     parser.add_argument("--transport", choices=["mpi", "gloo"], default=harness.default_transport())
     parser.add_argument("--output", type=Path, default=root / output, help=f"folder (default {output})")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="file of the figures (default digits.json in that folder)"
+    )
     options = parser.parse_args()
 
     ranks = len(MULTIPLES)
@@ -202,7 +205,7 @@ def main(
     title = (
         f"{label}: {ranks} ranks over {options.transport}, {options.steps} steps each, mean of {options.seeds} seed(s)"
     )
-    harness.write_json(options.output / "digits.json", show(results, options.steps, title))
+    harness.write_json(options.json or options.output / "digits.json", show(results, options.steps, title))
     plots.accuracy(
         results[0],
         LABELS,
