@@ -11,6 +11,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -25,8 +26,7 @@ from harness.launch import default_transport
 _TOP = Path(__file__).resolve().parents[2]
 _PACKAGES = ("horovod", "torch", "tensorflow", "keras", "numpy")
 _VARIABLES = ("HOROVOD_", "KERAS_")  # beginnings of the names of those that are kept
-_BUSY = 0.75  # processes that run for each core, from which on figures are marked
-_load_before = os.getloadavg()[0]
+_BUSY = 0.25  # the share of the cores from which on figures are marked
 
 
 def arguments(description: str | None, *, ranks: int, device: bool = False) -> argparse.ArgumentParser:
@@ -63,10 +63,12 @@ def write_json(file: Path | None, figures: dict[str, Any]) -> None:
 
 @functools.cache
 def origin() -> dict[str, Any]:
-    """Say where figures come from. `busy`: other processes, maybe an earlier benchmark, ran in the minute before.
+    """Say where figures come from. `busy`: other processes took more than a quarter of the cores in the second before.
 
-    What is found at the first call stays, so sources that are changed while a benchmark runs do not count.
+    What is found at the first call stays, so sources that are changed while a benchmark runs do not count. The load averages are
+    those of a minute: the first one counts what ran before, and the last one the benchmark itself.
     """
+    in_use = _cores_in_use()
     script, *rest = sys.argv
     for option in {"--json", "--output"}.intersection(rest):  # where files go, which has nothing to do with the figures
         del rest[rest.index(option) : rest.index(option) + 2]
@@ -80,9 +82,24 @@ def origin() -> dict[str, Any]:
         "cores": cores,
         "commit": _git("rev-parse", "--short", "HEAD"),
         "changed_sources": _git("status", "--porcelain", "--", "*.py", "*.cc", "*.h") or "",
-        "load_before": _load_before,
-        "busy": _load_before > _BUSY * cores,
+        "load_before": os.getloadavg()[0],
+        "cores_in_use_before": in_use,
+        "busy": in_use > _BUSY * cores,
     }
+
+
+def _cores_in_use(seconds: float = 1.0) -> float:
+    """The mean number of cores that were not idle in this time, of the whole machine."""
+
+    def ticks() -> tuple[int, int]:
+        cores, *_ = Path("/proc/stat").read_text().splitlines()
+        spent = [int(number) for number in cores.split()[1:9]]  # user, nice, system, idle, waiting for disks, and others
+        return sum(spent), spent[3] + spent[4]
+
+    all_before, idle_before = ticks()
+    time.sleep(seconds)
+    all_after, idle_after = ticks()
+    return (os.cpu_count() or 1) * (1 - (idle_after - idle_before) / (all_after - all_before))
 
 
 def _git(*arguments: str) -> str | None:
