@@ -66,7 +66,7 @@ def skew(rounds: int) -> dict[str, float]:
     seconds: dict[str, list[float]] = {name: [] for name in SKEWED}
     for index in range(WARM_UP + rounds):
         harness.progress("latency, skew", index, WARM_UP + rounds)
-        for name in sorted(SKEWED, reverse=index % 2 == 1):
+        for name in harness.in_turn(SKEWED, index):
             steps_torch.barrier()
             delays.serve(hvd.rank(), index)
             start = time.perf_counter()

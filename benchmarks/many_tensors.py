@@ -36,7 +36,7 @@ def measure(tensors: int, elements: int, rounds: int) -> dict[str, dict[str, flo
     seconds: dict[str, list[list[float]]] = {operation: [] for operation in operations}
     for index in range(WARM_UP + rounds):
         harness.progress("many tensors", index, WARM_UP + rounds)
-        for operation in sorted(operations, reverse=index % 2 == 1):
+        for operation in harness.in_turn(operations, index):
             flat.fill_(1.0)
             steps_torch.barrier()
             start = time.perf_counter()

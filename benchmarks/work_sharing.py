@@ -120,7 +120,7 @@ def measure(
         for kind in kinds:
             for each in passes:
                 harness.progress(f"pair {pair}, {kind}, {each} passes", pair, pairs)
-                for sync in sorted(("full", "work_sharing"), reverse=pair % 2 == 1):
+                for sync in harness.in_turn(("full", "work_sharing"), pair):
                     own = seconds(kind, sync, each, updates, micro_seconds)
                     times[kind][str(each)][sync].append(float(np.mean(hvd.allgather_object(own))))
         yield times
