@@ -245,6 +245,8 @@ def summary(by_seed: Sequence[dict[str, Run]], arm: str, *, computing_takes_the_
         lambda mine, full: better * difference(mine, full, name),
     )
     return {
+        "seconds_by_seed": [run["seconds"] for run, _ in pairs],
+        "quality_by_seed": [scale * quality for quality in qualities],
         "seconds": statistics.fmean(run["seconds"] for run, _ in pairs),
         "speed_up": statistics.median(full["seconds"] / run["seconds"] for run, full in pairs),
         "quality": scale * statistics.fmean(qualities),
