@@ -27,19 +27,15 @@ NUMBER = re.compile(r"(?<![\w.,])[0-9][0-9,]*(?:\.[0-9]+)?(?![\w]|[.,][0-9])")
 # Their figures were measured before results were stored. Nothing may be added here.
 NOT_STORED = {
     "The digits",
-    "Without delays, in TensorFlow and over Gloo",
     "Work sharing",
     "Latency of one tensor",
     "Averages of models",
-    "Sequences of natural lengths",
     "Real work",
-    "Late gradients with Adam, modelled",
     "Merged gradients",
     "Recording",
     "Predictions, and a quorum that adapts",
     "The simulator",
     "Steps of production jobs",
-    "Memory",
 }
 
 
