@@ -32,7 +32,6 @@ NOT_STORED = {
     "Averages of models",
     "Real work",
     "Merged gradients",
-    "Recording",
     "Predictions, and a quorum that adapts",
     "The simulator",
     "Steps of production jobs",
