@@ -1,8 +1,8 @@
 """Averages of models: in groups, of the ranks that are ready, by work; against gradients averaged over all ranks.
 
-    .venv/bin/python benchmarks/group.py [--sections wagma ready throughput communicators links] [--json FILE]
+    .venv/bin/python benchmarks/group.py [--sections wagma ready communicators links] [--json FILE]
 
-Without `--sections` it runs all of them. The first three train the regression of straggler.py, with fewer dimensions, so
+Without `--sections` it runs all of them. The first two train the regression of straggler.py, with fewer dimensions, so
 that a rank's own steps converge: a step of C = 40 ms (a sleep), which delays make longer. Exchanges are named in
 harness/exchanges.py. A throughput is the sum over the ranks of steps by time.
 
@@ -14,9 +14,6 @@ wagma           WAGMA-SGD's check (papers' numbers: 8 ranks, groups of 2 and 4):
 ready           P-Reduce's: one rank three times slower (with groups of 3 the limit is 2.75 of Full's steps: 7 + 1/3 against
                 8/3), nobody slower, and one ten times slower, with and without weights by staleness. The loss there is
                 that after a flush, and the mean over the run of what the replicas had.
-throughput      Over numbers of ranks, exchanges and delays: all baselines, Solo, Majority and the averages of models. Each
-                process set of a baseline costs a negotiation in every cycle of Horovod. So arms run in one job that
-                need the same ones, and Full runs beside them: its throughput there is what theirs is compared with.
 communicators   What a group's reduction costs when its members have met often: two halves of the ranks at a time, by
                 `hvd.average` and by Horovod's own allreduce in process sets of the same ranks. Both arms wait
                 for all members (`max_staleness=0`); a third does not. The group's model is kept at each arrival, which
@@ -32,7 +29,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import harness
@@ -61,11 +58,10 @@ class Trainee:
         exchange: str,
         task: Hyperplane,
         lr: float = LEARNING_RATE,
-        process_sets: Sequence[hvd.ProcessSet] = (),
     ) -> None:
         self.exchange = exchange
         self.model = task.model()
-        self.optimizer = exchanges.make_optimizer(exchange, self.model, lr, process_sets)
+        self.optimizer = exchanges.make_optimizer(exchange, self.model, lr)
         self.before_full: list[torch.Tensor] = []  # replicas, just before they were averaged over all ranks
         self.losses: list[tuple[float, float]] = []  # seconds of training, loss on the points for testing
         self._task = task
@@ -154,10 +150,9 @@ def throughputs(
     delays: harness.Delays,
     seconds: float,
     repeats: int,
-    process_sets: Sequence[hvd.ProcessSet] = (),
 ) -> dict[str, list[float]]:
     """On every rank: steps by second of all ranks, for each arm, as often as asked for. The arms take turns."""
-    trainees = {name: Trainee(name, task, process_sets=process_sets) for name in arms}
+    trainees = {name: Trainee(name, task) for name in arms}
     rates: dict[str, list[float]] = {name: [] for name in arms}
     for trainee in trainees.values():
         trainee.settle()
@@ -357,74 +352,6 @@ def report_ready(options: Any) -> dict[str, Any]:
     return figures
 
 
-# --- Throughput ------------------------------------------------------------------------------------------------------
-
-COUNTS = (2, 4, 8)
-RIVALS = list(exchanges.BASELINES)
-OURS = ["solo", "majority", "group_average:2", "group_average:4", "partial_reduce:4", "weighted_average:10,0.99"]
-WITH_FOUR = (
-    "push_sum:2",
-    "push_sum:2:overlap",
-    "group_average:4",
-    "partial_reduce:4",
-)  # with fewer ranks these are other arms again
-
-
-def throughput(
-    arms: list[str], seconds: float, repeats: int, process_sets: Sequence[hvd.ProcessSet] = ()
-) -> dict[str, dict[str, list[float]]]:
-    """On every rank: steps by second of all ranks, by kind of delay and exchange."""
-    size = hvd.size()
-    task = Hyperplane(DIMENSIONS, rank=hvd.rank(), seed=0)
-    kinds = {
-        "none": none(size),
-        "two random": harness.RandomVictims(size, min(VICTIMS, size // 2), COMPUTE),
-        "one slow": slow_rank(size, SLOWNESS),
-    }
-    stage = f"{size} ranks, {len(process_sets)} process sets, delay: "
-    return {
-        kind: throughputs(stage + kind, arms, task, delays, seconds, repeats, process_sets)
-        for kind, delays in kinds.items()
-    }
-
-
-def arms_for(ranks: int) -> list[str]:
-    """The arms for so many ranks, but Full."""
-    return [name for name in RIVALS + OURS if ranks >= 4 or name not in WITH_FOUR]
-
-
-def report_throughput(options: Any) -> dict[str, Any]:
-    figures: dict[str, Any] = {}
-    for count in (count for count in COUNTS if count <= options.ranks):
-        arms: dict[str, dict[str, dict[str, float]]] = {name: {} for name in ["full", *RIVALS, *OURS]}
-        for process_sets, names in exchanges.jobs({name: name for name in arms_for(count)}, count):
-            measured = harness.launch(
-                throughput,
-                asleep=True,
-                ranks=count,
-                transport=options.transport,
-                process_sets=process_sets,
-                arms=["full", *names],
-                seconds=options.seconds,
-                repeats=options.repeats,
-            )
-            for kind, rates in measured.items():
-                ratios = over_full(rates)
-                for name in names if process_sets else ["full", *names]:
-                    rate = statistics.median(rates[name])
-                    arms[name][kind] = {"steps_per_second": rate, "over_full": ratios[name]}
-        figures[str(count)] = {name: kinds for name, kinds in arms.items() if kinds}
-        harness.print_table(
-            f"Steps by second of {count} ranks, over {options.transport} (over those of Full in the same job), by delay",
-            ["exchange", *arms["full"]],
-            [
-                [name, *(f"{one['steps_per_second']:.0f} ({one['over_full']:.2f})" for one in kinds.values())]
-                for name, kinds in figures[str(count)].items()
-            ],
-        )
-    return figures
-
-
 # --- Communicators ---------------------------------------------------------------------------------------------------
 
 SIZES = {"4 B": 1, "1 MB": 250_000, "25 MB": 6_250_000}  # floats
@@ -587,7 +514,6 @@ def report_links(options: Any) -> dict[str, Any]:
 SECTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "wagma": report_wagma,
     "ready": report_ready,
-    "throughput": report_throughput,
     "communicators": report_communicators,
     "links": report_links,
 }

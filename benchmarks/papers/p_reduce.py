@@ -111,7 +111,7 @@ PAPER = Paper(
         Refusal(
             "Eager-Reduce, parameter servers and AD-PSGD as rivals",
             "their figures could not be had",
-            "`benchmarks/group.py throughput` has eager-SGD, AD-PSGD and others; a parameter server is simulated in eager-SGD's table 2",
+            "WAGMA-SGD's figure 4 has eager-SGD, AD-PSGD and others; a parameter server is simulated in eager-SGD's table 2",
         ),
         Refusal("Accuracy over time of deep networks", "CIFAR-10, ImageNet and GPUs are not here", "`rate`, on digits"),
     ),
