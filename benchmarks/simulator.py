@@ -148,14 +148,14 @@ def reality(most_ranks: int, transport: str, steps: int, repeats: int) -> dict[s
     job = {"transport": transport, "environment": environment, "steps": steps, "repeats": repeats}
     for ranks in (ranks for ranks in RANKS if ranks <= most_ranks):
         measured = harness.launch(measure, ranks=ranks, **job)
-        figures[str(ranks)] = {"measured": measured, "predicted": {}, "error": {}}
+        figures[str(ranks)] = {"measured": measured, "predicted": {}, "ratio": {}}
         for policy, seconds in measured["steps"].items():
             predicted = [predict(measured, ranks, steps, policy, repeat) for repeat in range(repeats)]
-            error = statistics.median(mine / real - 1 for mine, real in zip(predicted, seconds, strict=True))
+            ratio = statistics.median(mine / real for mine, real in zip(predicted, seconds, strict=True))
             figures[str(ranks)]["predicted"][policy] = predicted
-            figures[str(ranks)]["error"][policy] = error
+            figures[str(ranks)]["ratio"][policy] = ratio
             medians = [f"{1e3 * statistics.median(values):.1f}" for values in (seconds, predicted)]
-            rows.append([str(ranks), policy, *medians, f"{error:+.1%}"])
+            rows.append([str(ranks), policy, *medians, f"{ratio - 1:+.1%}"])
     harness.print_table(
         f"Time of a step, over {transport}", ["ranks", "policy", "measured ms", "predicted ms", "error"], rows
     )
