@@ -450,10 +450,10 @@ std::vector<Closing> Coordinator::Decide(Time now) {
 }
 
 void Coordinator::Grant(Time now) {
-  std::vector<bool> comes;
-  for (Rank rank = 0; rank < size_; ++rank) comes.push_back(Comes(rank));
   for (auto& [name, bucket] : buckets_) {
     if (!bucket.ledger) continue;
+    std::vector<bool> comes;
+    for (Rank rank = 0; rank < size_; ++rank) comes.push_back(Comes(rank));
     std::vector<MicroBatches> granted = bucket.ledger->Decide(comes, now);
     if (!granted.empty()) grants_.push_back({name, std::move(granted)});
   }
