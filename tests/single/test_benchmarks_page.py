@@ -33,8 +33,6 @@ NOT_STORED = {
     "Real work",
     "Merged gradients",
     "Predictions, and a quorum that adapts",
-    "The simulator",
-    "Steps of production jobs",
 }
 
 
