@@ -29,7 +29,6 @@ NOT_STORED = {
     "The digits",
     "Work sharing",
     "Latency of one tensor",
-    "Averages of models",
     "Real work",
     "Merged gradients",
     "Predictions, and a quorum that adapts",
