@@ -93,7 +93,8 @@ def _cores_in_use(seconds: float = 1.0) -> float:
 
     def ticks() -> tuple[int, int]:
         cores, *_ = Path("/proc/stat").read_text().splitlines()
-        spent = [int(number) for number in cores.split()[1:9]]  # user, nice, system, idle, waiting for disks, and others
+        # user, nice, system, idle, waiting for disks, and others
+        spent = [int(number) for number in cores.split()[1:9]]
         return sum(spent), spent[3] + spent[4]
 
     all_before, idle_before = ticks()
