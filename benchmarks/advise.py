@@ -124,7 +124,7 @@ def main() -> None:
     rows = []
     for name, rates in measured.items():
         predicted = {str(one): one.rate for one in advice[name].predictions}
-        errors = {policy: predicted[policy] / rate - 1 for policy, rate in rates.items()}
+        ratios = {policy: predicted[policy] / rate for policy, rate in rates.items()}
         best = max(rates, key=lambda policy: rates[policy])
         chosen = str(advice[name].chosen)
         loss = 1 - rates[chosen] / rates[best]
@@ -132,11 +132,11 @@ def main() -> None:
             "measured": rates,
             "over_full": {policy: rate / rates["full"] for policy, rate in rates.items()},
             "predicted": predicted,
-            "predicted_over_measured": {policy: 1 + error for policy, error in errors.items()},
+            "predicted_over_measured": ratios,
             "chosen": chosen,
             "loss": loss,
         }
-        told = [f"{rates[policy]:.2f} ({errors[policy]:+.0%})" for policy, *_ in arms]
+        told = [f"{rates[policy]:.2f} ({ratios[policy] - 1:+.0%})" for policy, *_ in arms]
         rows.append([name, *told, chosen, best, f"{loss:.1%}"])
     harness.print_table(
         f"Steps in a second, and by how much the prediction was off; {options.ranks} ranks over {options.transport}",

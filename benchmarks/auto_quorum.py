@@ -316,6 +316,7 @@ def lateness(seeds: range) -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
+    harness.origin()  # before anything is measured
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sections = ["tuned", "others", "loads", "cost", "accuracy", "lateness"]
     parser.add_argument("--sections", nargs="+", choices=sections, default=sections)

@@ -100,6 +100,7 @@ def run(policy: str, fault: str, seconds: float) -> dict[str, float]:
 
 
 def main() -> None:
+    harness.origin()  # before anything is measured
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument("--seconds", type=float, default=240.0, help="of each job, from its first step on")

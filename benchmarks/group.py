@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import harness
@@ -58,10 +58,11 @@ class Trainee:
         exchange: str,
         task: Hyperplane,
         lr: float = LEARNING_RATE,
+        process_sets: Sequence[hvd.ProcessSet] = (),
     ) -> None:
         self.exchange = exchange
         self.model = task.model()
-        self.optimizer = exchanges.make_optimizer(exchange, self.model, lr)
+        self.optimizer = exchanges.make_optimizer(exchange, self.model, lr, process_sets)
         self.before_full: list[torch.Tensor] = []  # replicas, just before they were averaged over all ranks
         self.losses: list[tuple[float, float]] = []  # seconds of training, loss on the points for testing
         self._task = task
@@ -150,9 +151,10 @@ def throughputs(
     delays: harness.Delays,
     seconds: float,
     repeats: int,
+    process_sets: Sequence[hvd.ProcessSet] = (),
 ) -> dict[str, list[float]]:
     """On every rank: steps by second of all ranks, for each arm, as often as asked for. The arms take turns."""
-    trainees = {name: Trainee(name, task) for name in arms}
+    trainees = {name: Trainee(name, task, process_sets=process_sets) for name in arms}
     rates: dict[str, list[float]] = {name: [] for name in arms}
     for trainee in trainees.values():
         trainee.settle()

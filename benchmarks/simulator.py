@@ -21,12 +21,12 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import harness
 import numpy as np
 import torch
+from harness.scenarios import TRACES
 from harness.shaped import Shaped
 
 import horovod_partial.torch as hvd
@@ -183,7 +183,6 @@ def speed(ranks: int = 2048, iterations: int = 1000) -> dict[str, float]:
 # --- Merged gradients at scale ---------------------------------------------------------------------------------------
 
 PAPER = Cluster.fit_ring(MessageCost(9.72e-4, 1.97e-9), 16)
-TRACES = Path(__file__).with_name("traces")
 TRACE = TRACES / "resnet50.json"
 
 
@@ -305,37 +304,33 @@ def sharing() -> dict[str, Any]:
 
 # --- Steps of production jobs ----------------------------------------------------------------------------------------
 
-JOBS = {  # file, whether its steps are drawn at random, ranks, times that its steps are repeated, size of groups
-    "sequences, in order": ("sequences.csv", False, 32, 10, 4),
-    "sequences, steps at random": ("sequences.csv", True, 32, 10, 4),
-    "one rank slowed": ("one_worker_slowed.csv", False, 4, 10, 2),
+JOBS = {  # file, whether its steps are drawn at random, size of groups
+    "sequences, in order": ("sequences.csv", False, 4),
+    "sequences, steps at random": ("sequences.csv", True, 4),
+    "one rank slowed": ("one_worker_slowed.csv", False, 2),
 }
-GRADIENT_POLICIES = ("quorum:0.75", "majority", "solo")
+REPEATED = 10  # times that a job takes its steps
 
 
 def jobs() -> dict[str, Any]:
     """For each job and policy: how many times as fast as `Full` it is, and the share of late gradients."""
     figures: dict[str, Any] = {}
-    for name, (file, resampled, ranks, times, group) in JOBS.items():
+    trace = Trace.load(TRACE).scaled(1.0)
+    for name, (file, resampled, group) in JOBS.items():
+        of_models = (f"group_average:{group}", f"partial_reduce:{group}")
         steps = RecordedSteps.load(TRACES / file, resampled=resampled)
         results = {
             policy: simulate(
-                Trace.load(TRACE).scaled(1.0),
+                trace,
                 policy,
-                ranks,
+                len(steps.seconds[0]),
                 cluster=PAPER,
                 rule="threshold",
-                iterations=times * len(steps.seconds),
+                iterations=REPEATED * len(steps.seconds),
                 delays=steps,
                 passes=4,
             )
-            for policy in (
-                "full",
-                *GRADIENT_POLICIES,
-                f"group_average:{group}",
-                f"partial_reduce:{group}",
-                "work_sharing",
-            )
+            for policy in ("full", "quorum:0.75", "majority", "solo", *of_models, "work_sharing")
         }
         full = results["full"].iteration_time
         figures[name] = {

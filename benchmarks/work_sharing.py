@@ -159,7 +159,7 @@ def main() -> None:
 
 def figures_of(times: dict[str, Any]) -> dict[str, Any]:
     """By kind of delay and number of passes: the ratio of pairs, its range, and the median times of an update."""
-    return {kind: {each: compared(**of) for each, of in by.items() if of["full"]} for kind, by in times.items()}
+    return {kind: {each: compared(**of) for each, of in by.items()} for kind, by in times.items()}
 
 
 def compared(full: list[float], work_sharing: list[float]) -> dict[str, float]:

@@ -30,7 +30,7 @@ PAPER = Paper(
         ),
         (
             "Tests: is an average useful (equation 24), do periods converge (section 5.1)",
-            "`horovod_partial.exchange.wp_sgd`, `optimizer.last_average`, `benchmarks/weighted.py`",
+            "`horovod_partial.exchange.wp_sgd`, `optimizer.last_average`, `benchmarks/papers wp_sgd last_average`",
         ),
         ("r fitted to a run (section 4.2, figure 3)", "`horovod_partial.exchange.wp_sgd.estimate_contraction`"),
         (

@@ -355,6 +355,7 @@ def show_rates(result: dict[str, dict[str, dict[str, Any]]]) -> None:
 
 
 def main() -> None:
+    harness.origin()  # before anything is measured
     parser = argparse.ArgumentParser(description="Train on sequences of very different lengths under each policy.")
     parser.add_argument("--ranks", type=int, default=4, help="processes to start (default 4)")
     parser.add_argument("--seeds", type=int, default=1, help="how many runs to average (default 1)")
