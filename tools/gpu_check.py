@@ -14,8 +14,8 @@
     d      compute-sanitizer's memcheck of a
     e      real training: images and tokens a second, and memory
 
-and each consists of steps. `all` runs the steps in the order of what they tell. A step may take its share of the time that
-is left, and hands on what it does not take. The file of results is written when a step begins, whenever it has measured
+and each consists of steps. `all` runs the build, and then the steps in the order of what they tell. A step may take its
+share of the time that is left, and hands on what it does not take. The file of results is written when a step begins, whenever it has measured
 something, and when it ends; so after an interrupt it holds what has been found. A step that fails, or that has no time left,
 is written down as such, and the next goes on, unless the build has failed. What is built stays in build/gpu-check, so a
 later `run` goes on from there. The exit status is 0 if all steps have passed, and 130 after an interrupt.
@@ -73,6 +73,7 @@ PLATFORMS = ["manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux201
 # Several ranks on one GPU: they share its multiprocessors, and one that finds none left waits for ever.
 SEVERAL_RANKS = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "1", "NCCL_NVLS_ENABLE": "0"}
 RANKS = 4
+BUILD = "build."  # begins the names of the build's steps
 
 TESTS = ["groups", "gpu_devices", "work_sharing", "operations", "rounds", "optimizer", "gpu_training"]
 TESTS += [f"conformance_{name}" for name in ("operations", "rounds", "models", "invariants")]
@@ -285,22 +286,18 @@ STEPS: dict[str, Action] = {
     **{name: benchmark(*command) for name, command in BENCHMARKS.items()},
 }
 
-# The order of `all`, which is that of what the steps tell, and the share of the time that each may take: about the seconds that it
-# takes on a machine with 16 cores, and half as many again.
+# What `all` runs after the build, in the order of what it tells, and the share of the time that each step may take: about the
+# seconds that it takes on a machine with 16 cores, and half as many again.
 SHARES = {
-    "build.environment": 40.0,
-    "build.horovod": 200.0,
-    "build.package": 130.0,
-    "build.nccl": 10.0,
     "a.policies": 40.0,
-    "b.4": 210.0,
-    "b.2": 100.0,
-    "e.resnet50": 60.0,
-    "c.overhead": 55.0,
-    "c.straggler": 55.0,
-    "c.latency": 55.0,
+    "b.4": 300.0,
+    "b.2": 220.0,
+    "e.resnet50": 100.0,
+    "c.overhead": 100.0,
+    "c.straggler": 80.0,
+    "c.latency": 80.0,
     "d.memcheck": 60.0,
-    "e.transformer": 60.0,
+    "e.transformer": 80.0,
 }
 
 
@@ -308,7 +305,12 @@ SHARES = {
 
 
 def seconds_for(step: str, later: Sequence[str], left: float) -> float:
-    """How long a step may take of the seconds that are left for it and for the later ones."""
+    """How long a step may take of the seconds that are left for it and for the later ones.
+
+    A step of the build may take them all: nothing else runs without it.
+    """
+    if step.startswith(BUILD):
+        return left
     share = SHARES.get(step, 1.0)
     return left * share / (share + sum(SHARES.get(name, 1.0) for name in later))
 
@@ -346,7 +348,7 @@ def run(steps: Sequence[str], file: Path, seconds: float) -> int:
         print(f"{name}: {reason or 'passed'}, {results['steps'][name]['seconds']} s", flush=True)
         if interrupted:
             return INTERRUPTED_STATUS
-        if reason and name.startswith("build."):
+        if reason and name.startswith(BUILD):
             return 1
     results["machine"] = machine()
     write(results, file)
@@ -516,7 +518,8 @@ def main(arguments: Sequence[str]) -> int:
         return run(steps_of(options.parts), options.results, options.seconds)
     if options.archives is not None:
         store(options.archives)
-    return run(list(SHARES), options.results, options.seconds)
+    build = [name for name in STEPS if name.startswith(BUILD)]
+    return run([*build, *SHARES], options.results, options.seconds)
 
 
 def interrupt(*_: object) -> None:
