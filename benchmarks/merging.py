@@ -10,8 +10,9 @@ links1000   The same on links of 1 Gbit/s, with 1 s of backward, so that message
 
 Backward sleeps (harness/shaped.py), so that ranks do not compete for cores. Arms are Horovod's optimizer with its
 default fusion, and without any (a message for each tensor, HOROVOD_FUSION_THRESHOLD=0), and ours under Full with three
-rules, and with the fastest of the plans that it tries. Horovod reads that variable when it starts, so every arm is a job of its own; jobs take turns. A figure is the
-median over the steps of all jobs of an arm, of means over the ranks. The plan is printed, with its prediction.
+rules, and with the fastest of the plans that it tries. Horovod reads that variable when it starts, so every arm is a job of its
+own; jobs take turns. A figure is the median over the steps of all jobs of an arm, of means over the ranks. The plan is printed,
+with its prediction.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def main() -> None:
     figures: dict[str, Any] = {"ranks": options.ranks, "transport": options.transport}
     for section in options.sections:
         figures[section] = report(section, options)
-    harness.write_json(options.json, figures)
+        harness.write_json(options.json, figures)  # a section takes up to half an hour
 
 
 if __name__ == "__main__":
