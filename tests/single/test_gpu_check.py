@@ -54,6 +54,7 @@ def test_the_shell_entry() -> None:
 def test_parts_and_steps(gpu_check: ModuleType) -> None:
     assert gpu_check.steps_of("c.latency,a") == ["c.latency", "a.policies"]
     assert set(gpu_check.steps_of("build,a,b,c,d,e")) == set(gpu_check.STEPS)
+    assert {*gpu_check.steps_of("build"), *gpu_check.SHARES} == set(gpu_check.STEPS)  # what `all` runs
     with pytest.raises(gpu_check.SetupError, match="no part 'z'"):
         gpu_check.steps_of("a,z")
 
