@@ -213,11 +213,12 @@ class EventReader:
         """Read the lines that have been written whole since the last time."""
         with contextlib.suppress(FileNotFoundError), self._file.open("rb") as file:
             file.seek(self._position)
-            for line in file:
-                if line.endswith(b"\n"):
-                    self._position += len(line)
-                    event = json.loads(line)
-                    self.newest[event["test"]] = event
+            written = file.read()
+            whole = written[: written.rfind(b"\n") + 1]
+            self._position += len(whole)
+            for line in whole.splitlines():
+                event = json.loads(line)
+                self.newest[event["test"]] = event
 
 
 class Launch:
