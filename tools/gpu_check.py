@@ -18,7 +18,8 @@ and each consists of steps. `all` runs the build, and then the steps in the orde
 share of the time that is left, and hands on what it does not take; one of the build may take all of it. The file of results
 is written when a step begins, whenever it has measured something, and when it ends; so after an interrupt it holds what has
 been found. A step that fails, or that has no time left, is written down as such, and the next goes on, unless the build has
-failed. What is built stays in build/gpu-check, so a later `run` goes on from there. The exit status is 0 if all steps have passed, and 130 after an interrupt.
+failed. What is built stays in build/gpu-check, so a later `run` goes on from there. The exit status is 0 if all steps have
+passed, and 130 after an interrupt.
 
 Several ranks on one GPU need NCCL 2.30 or newer, which `collect` takes from PyPI. With --architecture the code for all
 other GPUs is blanked in it, so that it compresses to a seventh of the package. Where NVIDIA's Multi-Process Service (MPS) is
