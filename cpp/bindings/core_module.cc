@@ -13,6 +13,7 @@
 #include "core/quorum/auto_quorum.h"
 #include "core/quorum/policy.h"
 #include "core/rounds/bucket_spec.h"
+#include "core/slowness/slow_ranks.h"
 #include "core/values/names.h"
 
 namespace py = pybind11;
@@ -84,4 +85,18 @@ PYBIND11_MODULE(_core, m) {
       .def(
           "ended", [](AutoQuorum& self, double now) { self.Ended(Seconds(now)); }, py::arg("now_seconds"))
       .def_property_readonly("quorum", &AutoQuorum::quorum);
+
+  BindFields<Slowness>(m, "Slowness").def("describe", &Slowness::Describe);
+  py::class_<SlowRanks>(m, "SlowRanks")
+      .def(py::init<int>(), py::arg("size"))
+      .def(
+          "step",
+          [](SlowRanks& self, const std::vector<double>& seconds) {
+            py::list news;
+            for (const SlowRanks::News& one : self.Step(seconds))
+              news.append(py::make_tuple(NamesOf(one.change)[static_cast<std::size_t>(one.change)], one.slowness));
+            return news;
+          },
+          py::arg("seconds"))
+      .def("found", &SlowRanks::found, py::arg("rank"));
 }

@@ -115,7 +115,7 @@ def test_a_rank_that_is_always_slow_gets_less_to_do(tmp_path: Path, quorum: int 
     found = advise(tmp_path, compute, quorum)
     assert found.shares[3] / found.shares[0] == pytest.approx(1 / 1.6, rel=0.02)
     assert sum(found.shares.values()) == pytest.approx(RANKS)
-    assert "Rank 3 always takes 1.60 times as long as the faster ranks: give it 0.65 of its batch" in found.text
+    assert "Rank 3 always takes 1.60 times as long as the median rank: give it 0.65 of its batch" in found.text
     assert "and each other rank 1.05 of its own: under Full()" in found.text
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import synthetic_recordings as synthetic
 from numpy.typing import NDArray
 
 from horovod_partial.insight.report import slowness
+from horovod_partial.insight.simulate import RecordedSteps
 
 RANKS = 8
 
@@ -29,8 +33,8 @@ def job_with_three_slow_ranks(seed: int) -> tuple[NDArray[np.float64], list[str]
     factors, share = rng.uniform(1.3, 3.0, 3), float(rng.uniform(0.05, 0.3))
     compute[rng.random(steps) < share, at_random] *= factors[0]
     compute[:, always] *= factors[1]
-    length = int(rng.integers(10, 61))
-    period = length + int(rng.integers(length, 4 * length))
+    length = int(rng.integers(10, steps // 10))
+    period = int(rng.integers(2 * length, steps // 3))
     for begin in range(int(rng.integers(0, period)), steps, period):
         compute[begin : begin + length, in_bursts] *= factors[2]
     expected = ["none"] * RANKS
@@ -63,14 +67,32 @@ def test_scores_are_shares_of_the_fastest_ranks_mean() -> None:
     assert [rank.score for rank in slowness.of_job([0, 1, 2], compute)] == pytest.approx([1.0, 0.5, 0.1 / 0.14])
 
 
+def test_a_rank_has_an_interval_and_the_steps_behind_it() -> None:
+    compute = synthetic.even(200, 4, noise=0.03)
+    compute[:, 2] *= 1.5
+    slow = slowness.of_job([10, 11, 12, 13], compute)[2]
+    assert slow.rank == 12
+    assert slow.always
+    assert slow.worst is not None
+    assert slow.worst.rank == 12
+    assert 1.47 < slow.worst.low < slow.factor < slow.worst.high < 1.53
+    assert (slow.worst.steps, slow.worst.length) == (200, 200)
+    assert re.fullmatch(
+        r"takes 1\.\d\d times \(95 %: 1\.\d\d to 1\.\d\d\) as long as the median rank, in 200 of 200 steps since step 0",
+        str(slow),
+    )
+
+
 def test_bursts_have_a_length_and_a_period() -> None:
     compute = synthetic.even(600, 4)
     for begin in range(20, 600, 90):
         compute[begin : begin + 25, 2] *= 2.0
     burst = slowness.of_job([0, 1, 2, 3], compute)[2]
-    assert (burst.kind, burst.burst, burst.period) == ("bursts", 25, 90)
+    assert burst.worst is not None
+    assert (burst.kind, burst.worst.burst, burst.worst.period) == ("bursts", 25, 90)
     assert burst.factor == pytest.approx(2.0, rel=0.05)
-    assert str(burst) == "takes 2.0 times as long in bursts of 25 steps every 90"
+    assert not burst.always
+    assert str(burst).endswith(", in bursts of 25 steps every 90")
 
 
 def test_steps_that_are_long_for_all_make_nobody_slow() -> None:
@@ -102,10 +124,11 @@ def test_of_two_ranks_the_slower_is_slow() -> None:
     assert kinds(compute) == ["none", "persistent"]
 
 
-def test_few_steps_tell_no_kind() -> None:
-    compute = synthetic.even(slowness.LEAST_STEPS - 1, 4)
+def test_few_steps_are_enough_where_a_rank_is_much_slower() -> None:
+    compute = synthetic.even(12, 4)
     compute[:, 1] *= 3.0
-    assert kinds(compute) == ["none"] * 4
+    assert kinds(compute[:4]) == ["none"] * 4
+    assert kinds(compute) == ["none", "persistent", "none", "none"]
 
 
 @pytest.mark.parametrize("every", [10, 25, 100])
@@ -162,3 +185,24 @@ def test_noise_and_hiccups_are_no_samples(seed: int) -> None:
     assert not follows_data(compute)
     compute[np.random.default_rng(seed).random(compute.shape) < 0.1] *= 3
     assert not follows_data(compute)
+
+
+def recorded(name: str) -> NDArray[np.float64]:
+    """Compute times of a production job, of the shape (steps, ranks)."""
+    traces = Path(__file__).parents[2] / "benchmarks" / "traces"
+    return np.array(RecordedSteps.load(traces / f"{name}.csv").seconds)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_production_jobs(seed: int, noise: float) -> None:
+    """In the one job rank 0 was slowed on purpose. In the other one sequences differ in length, and no rank is slow."""
+    print("seed", seed)
+    rng = np.random.default_rng(seed)
+    slowed, sequences = (
+        times * np.exp(rng.normal(0.0, noise, times.shape))
+        for times in map(recorded, ("one_worker_slowed", "sequences"))
+    )
+    assert kinds(slowed) == ["persistent", "none", "none", "none"]
+    assert kinds(sequences) == ["none"] * 32
+    assert follows_data(sequences)

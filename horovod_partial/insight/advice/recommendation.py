@@ -149,10 +149,10 @@ def _short(policy: str) -> str:
 
 
 def _shares(slow: list[Slowness]) -> dict[int, float]:
-    """Return a factor for each rank's batch size, so that persistently slow ranks take as long as the others."""
-    if all(rank.kind != "persistent" for rank in slow):
+    """Return a factor for each rank's batch size, so that ranks that are always slow take as long as the others."""
+    if not any(rank.always for rank in slow):
         return {}
-    speeds = np.array([1 / rank.factor if rank.kind == "persistent" else 1.0 for rank in slow])
+    speeds = np.array([1 / rank.factor if rank.always else 1.0 for rank in slow])
     shares: NDArray[np.float64] = speeds * len(slow) / speeds.sum()
     return {rank.rank: float(share) for rank, share in zip(slow, shares, strict=True)}
 
@@ -179,9 +179,9 @@ def _of_batches(
     full = predictions[0]
     if balanced is None or balanced.rate * NEAR < full.rate:
         return ""
-    named = [rank for rank in slow if rank.kind == "persistent"]
+    named = [rank for rank in slow if rank.always]
     ranks = "; ".join(
-        f"rank {rank.rank} always takes {rank.factor:.2f} times as long as the faster ranks: give it {shares[rank.rank]:.2f} of "
+        f"rank {rank.rank} always takes {rank.factor:.2f} times as long as the median rank: give it {shares[rank.rank]:.2f} of "
         "its batch"
         for rank in named
     )

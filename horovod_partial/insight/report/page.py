@@ -40,7 +40,7 @@ def _row(summary: Summary) -> list[str]:
     rows = []
     for rank in summary.slowest_first:
         cells = zip(text.columns(summary), text.cells(summary, rank), strict=True)
-        kind = "" if rank.slowness.kind == "none" else ' class="slow"'
+        kind = ' class="slow"' if rank.slowness.times else ""
         rows.append(f"<tr{kind}>{''.join(_cell('td', *cell) for cell in cells)}</tr>")
     return rows
 

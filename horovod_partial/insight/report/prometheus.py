@@ -40,7 +40,11 @@ def _metrics(summary: Summary) -> Iterator[Metric]:
         [(of, rank.slowness.score) for of, rank in ranks],
     )
     kinds = [({**labels, "kind": rank.slowness.kind}, rank.slowness.factor) for labels, rank in ranks]
-    yield "slowness_ratio", "How many times as long as usual slow steps take, and in what way the rank is slow.", kinds
+    yield (
+        "slowness_ratio",
+        "How many times as long as the median rank's slow steps take, and in what way the rank is slow.",
+        kinds,
+    )
     yield "late_ratio", "Share of steps with a contribution that was late.", [(of, rank.late) for of, rank in ranks]
     stale = [(labels, rank.staleness) for labels, rank in ranks]
     yield "staleness_rounds", "Mean number of rounds that a rank had missed before a step.", stale

@@ -137,7 +137,7 @@ class Summary:
     @property
     def slow(self) -> list[RankSummary]:
         """The summaries of the slow ranks, slowest first."""
-        return [rank for rank in self.slowest_first if rank.slowness.kind != "none"]
+        return [rank for rank in self.slowest_first if rank.slowness.times]
 
     @property
     def slowest_first(self) -> list[RankSummary]:
@@ -148,8 +148,6 @@ class Summary:
     def answer(self) -> str:
         """A sentence that says which rank is slow."""
         steps = len(self.waited)
-        if steps < slowness.LEAST_STEPS:
-            return f"{steps} steps are too few to tell which rank is slow: record {slowness.LEAST_STEPS} or more."
         named = [f"rank {rank.rank} {rank.slowness}" for rank in self.slow[:3]]
         if len(self.slow) > 3:
             named.append(f"{len(self.slow) - 3} more are slow")
@@ -157,6 +155,8 @@ class Summary:
             text = "; ".join(named)
             return f"{text[0].upper()}{text[1:]}."
         slowest = self.slowest_first[0]
+        if steps < slowness.LEAST_STEPS:
+            return f"{steps} steps are too few to tell which rank is slow: record {slowness.LEAST_STEPS} or more."
         if len(self.ranks) == 1:
             return f"Rank {slowest.rank}, the only one that was recorded, takes about as long for each of its steps."
         told = f"No rank is slow: the slowest, rank {slowest.rank}, takes {1 / slowest.slowness.score:.2f} times as long as the fastest."

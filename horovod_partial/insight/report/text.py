@@ -23,7 +23,7 @@ def cells(summary: Summary, rank: RankSummary) -> tuple[str, ...]:
     else:
         last = (f"{rank.late:.0%}", f"{rank.staleness:.2f}")
     return (
-        *(str(rank.rank), rank.host, "-" if slow.kind == "none" else str(slow), f"{slow.score:.2f}"),
+        *(str(rank.rank), rank.host, str(slow) if slow.times else "-", f"{slow.score:.2f}"),
         *(f"{1e3 * seconds:.1f}" for seconds in (rank.compute, rank.wait, rank.reduce)),
         *last,
     )

@@ -1,0 +1,244 @@
+#include "core/slowness/slow_rank.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace horovod_partial {
+namespace {
+
+constexpr double kBegin = 10, kEnd = 8;  // the least evidence for a begin, and for an end
+constexpr double kNearlyAll = 5;         // with this much evidence, nearly all of the last steps are slow
+constexpr double kLeastLost = 2;         // a slow rank costs at least this many steps since its begin,
+constexpr double kLeastCost = 0.01;      // and at least this share of the steps
+constexpr std::size_t kKept = 512;       // the number of steps that are kept
+constexpr std::size_t kSpans = 64;       // the number of ended spans that are kept
+constexpr std::size_t kFound = 1000;     // the number of times when the rank was slow that are kept
+constexpr std::size_t kFactors = 64;     // the number of slow steps that give a factor
+constexpr std::size_t kGrowth = 256, kLeastGrowth = 32;  // the most and the least slow steps in which growth is sought
+constexpr std::int64_t kRare = 20;  // the next burst begins within this many times the length of the last one
+// Bursts are over when none has begun for kPatience periods, or kMostPatience steps if one and a half periods are less.
+// A burst that lasts for kPatience periods is none.
+constexpr double kPatience = 3, kMostPatience = 1000;
+constexpr std::int64_t kOften = 32;  // growth is sought every so many steps
+
+double Median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+SlowRank::SlowRank(Rank rank, int size) : rank_(rank), begin_(kBegin + std::log(size)) {}
+
+SlowRank::Change SlowRank::Observe(const ComparedStep& step) {
+  steps_.push_back(step);
+  if (steps_.size() > kKept) steps_.pop_front();
+  if (span_) Extend(step);
+  const auto which = Begins(step);
+  const bool is_new = !span_ || (which == kAll && span_->which != kAll);
+  if (which && is_new && (which == kAll || !in_bursts())) Begin(*which, step);
+  if (span_ && span_->over >= kEnd) return End();
+  return Tell(step.step);
+}
+
+// Returns how much likelier the step is if `which` is the case than if the rank is not slow, as a logarithm.
+double SlowRank::Likelihood(const ComparedStep& step, std::size_t which) {
+  if (which == kAll) return step.level;
+  const double share = std::max(kShares[which], std::min(1.5 * step.chance, kShares[kAll]));
+  return step.slow ? std::min(std::log(share / step.chance), kMostEvidence) : std::log((1 - share) / (1 - step.chance));
+}
+
+// Returns what has enough evidence, if anything has.
+std::optional<std::size_t> SlowRank::Begins(const ComparedStep& step) {
+  std::optional<std::size_t> best;
+  for (std::size_t which = 0; which < kShares.size(); ++which) {
+    Evidence& of = evidence_[which];
+    if (of.sum <= 0) of = {0, step.step, 0};
+    of.sum += which != kAll && kShares[which] <= step.chance ? -1 : Likelihood(step, which);
+    of.lost += step.lost;
+    const auto steps = static_cast<double>(step.step - of.begin + 1);
+    // If nearly all of the last steps are slow, the sum of number 0 will be large enough soon.
+    const bool fits = which == kAll || evidence_[kAll].sum < kNearlyAll;
+    // Some slow steps in a row are likely if some steps are slow anyway.
+    const double least = span_ && span_->which != kAll ? 2 * begin_ : begin_;
+    const bool enough = fits && of.sum >= least && of.lost >= std::max(kLeastLost, kLeastCost * steps);
+    if (enough && (!best || of.sum > evidence_[*best].sum)) best = which;
+  }
+  return best;
+}
+
+void SlowRank::Begin(std::size_t which, const ComparedStep& step) {
+  const Evidence evidence = evidence_[which];
+  if (span_) {  // some steps were slow, and now nearly all are
+    Slowness& some = found_.back();
+    for (const ComparedStep& one : steps_)
+      if (one.slow && one.step >= evidence.begin && one.step < span_->end) --some.steps;
+    some.lost = std::max(0.0, some.lost - evidence.lost);
+    some.end = evidence.begin;
+    some.length = some.end - some.begin;
+    if (some.length <= 0) found_.pop_back();
+  }
+  if (which == kAll && !in_bursts() && !ended_.empty()) {
+    const Span& last = ended_.back();
+    if (evidence.begin - last.end > kRare * (last.end - last.begin)) ForgetEnded();
+  }
+  Span span;
+  span.which = which;
+  span.begin = evidence.begin;
+  span.end = step.step + 1;
+  span.lost = evidence.lost;
+  for (const ComparedStep& one : steps_)
+    if (one.step >= span.begin && IsSlow(one, which)) ++span.slow;
+  span_ = span;
+  const Evidence all = evidence_[kAll];
+  evidence_ = {};
+  if (which != kAll) evidence_[kAll] = all;
+}
+
+void SlowRank::Extend(const ComparedStep& step) {
+  Span& span = *span_;
+  span.lost_since += step.lost;
+  if (IsSlow(step, span.which)) ++span.slow_since;
+  span.over -= Likelihood(step, span.which);
+  if (span.over > 0) return;
+  span.over = 0;
+  span.end = step.step + 1;
+  span.slow += std::exchange(span.slow_since, 0);
+  span.lost += std::exchange(span.lost_since, 0);
+}
+
+void SlowRank::ForgetEnded() {
+  ended_.clear();
+  ended_slow_ = 0;
+  ended_lost_ = 0;
+}
+
+// Ends the present span. Returns what must be told.
+SlowRank::Change SlowRank::End() {
+  const bool bursts = in_bursts();
+  if (!bursts && slow()) {
+    Measure(found_.back());
+    found_.back().end = span_->end;
+  }
+  if (span_->which == kAll) {
+    ended_.push_back(*span_);
+    ended_slow_ += span_->slow;
+    ended_lost_ += span_->lost;
+  }
+  if (ended_.size() > kSpans) ended_.pop_front();
+  span_.reset();
+  evidence_ = {};
+  return bursts ? Change::kNone : Change::kEnds;
+}
+
+// Returns whether the slow steps become slower: each quarter of them is slower than the one before, more than by
+// chance.
+bool SlowRank::Grows() const {
+  std::vector<double> ratios;
+  for (const ComparedStep& one : steps_)
+    if (one.step >= span_->begin) ratios.push_back(one.ratio);
+  if (ratios.size() < kLeastGrowth) return false;
+  if (ratios.size() > kGrowth) ratios.erase(ratios.begin(), ratios.end() - static_cast<std::ptrdiff_t>(kGrowth));
+  constexpr std::size_t kParts = 4;
+  const std::size_t size = ratios.size() / kParts;
+  std::array<double, kParts> means{};
+  double squares = 0;
+  for (std::size_t part = 0; part < kParts; ++part) {
+    const double* first = ratios.data() + part * size;
+    for (std::size_t i = 0; i < size; ++i) means[part] += first[i] / static_cast<double>(size);
+    for (std::size_t i = 0; i < size; ++i) squares += (first[i] - means[part]) * (first[i] - means[part]);
+  }
+  const double error = std::sqrt(2 * squares / static_cast<double>(kParts * size) / static_cast<double>(size));
+  for (std::size_t part = 1; part < kParts; ++part)
+    if (means[part] - means[part - 1] <= 2 * error) return false;
+  return means[kParts - 1] - means[0] >= std::log(1.1);
+}
+
+// Brings `found_` up to date. Returns what must be told.
+SlowRank::Change SlowRank::Tell(std::int64_t step) {
+  const bool was = slow();
+  if (!span_) {
+    if (!in_bursts()) return Change::kNone;
+    const double period = found_.back().period;
+    const double patience = std::max(1.5 * period, std::min(kPatience * period, kMostPatience));
+    if (static_cast<double>(step - ended_.back().begin) <= patience) return Change::kNone;
+    Measure(found_.back());
+    found_.back().end = ended_.back().end;
+    ForgetEnded();
+    return Change::kEnds;
+  }
+  if (in_bursts()) {
+    const bool lasts = static_cast<double>(span_->end - span_->begin) > kPatience * found_.back().period;
+    if (!lasts) {
+      Measure(found_.back());
+      return Change::kNone;
+    }
+    found_.back().end = ended_.back().end;
+    ForgetEnded();
+    found_.push_back({rank_, SlownessKind::kPersistent, span_->begin});
+    Measure(found_.back());
+    return Change::kChanges;
+  }
+  if (span_->which == kAll && !ended_.empty()) {
+    // The earlier spans of these bursts were told one by one.
+    const std::int64_t first = ended_.front().begin;
+    while (!found_.empty() && found_.back().begin >= first) found_.pop_back();
+    found_.push_back({rank_, SlownessKind::kBursts, first});
+    Measure(found_.back());
+    return was ? Change::kChanges : Change::kBegins;
+  }
+  if (!was) found_.push_back({rank_, SlownessKind::kPersistent, span_->begin});
+  if (found_.size() > kFound) found_.erase(found_.begin());
+  Slowness& told = found_.back();
+  const SlownessKind before = told.kind;
+  if (span_->which != kAll) told.kind = SlownessKind::kRandom;
+  if (told.kind == SlownessKind::kPersistent && step % kOften == 0 && Grows()) told.kind = SlownessKind::kGrowing;
+  Measure(told);
+  if (!was) return Change::kBegins;
+  return told.kind != before ? Change::kChanges : Change::kNone;
+}
+
+// Fills in the figures of what lasts.
+void SlowRank::Measure(Slowness& told) const {
+  std::vector<double> ratios;
+  const std::size_t which = span_ ? span_->which : kAll;
+  for (auto one = steps_.rbegin(); one != steps_.rend() && one->step >= told.begin && ratios.size() < kFactors; ++one) {
+    const bool counts = told.kind == SlownessKind::kBursts || which != kAll ? one->slow : one->step < span_->end;
+    if (counts) ratios.push_back(one->ratio);
+  }
+  if (!ratios.empty()) {
+    std::sort(ratios.begin(), ratios.end());
+    const auto count = static_cast<double>(ratios.size());
+    const double half = 0.98 * std::sqrt(count);  // the 95 % interval of a median lies between order statistics
+    const auto at = [&](double index) {
+      return std::exp(ratios[static_cast<std::size_t>(std::clamp(index, 0.0, count - 1))]);
+    };
+    told.factor = at((count - 1) / 2);
+    told.low = at(std::floor(count / 2 - half) - 1);
+    told.high = at(std::ceil(count / 2 + half));
+  }
+  told.steps = 0;
+  told.lost = 0;
+  if (told.kind == SlownessKind::kBursts) {
+    told.steps = ended_slow_;
+    told.lost = ended_lost_;
+    told.length = ended_.back().end - told.begin;
+    std::vector<double> lengths, periods;
+    for (std::size_t i = 0; i < ended_.size(); ++i) {
+      lengths.push_back(static_cast<double>(ended_[i].end - ended_[i].begin));
+      const std::int64_t next = i + 1 < ended_.size() ? ended_[i + 1].begin : span_ ? span_->begin : ended_[i].begin;
+      if (next > ended_[i].begin) periods.push_back(static_cast<double>(next - ended_[i].begin));
+    }
+    told.burst = Median(lengths);
+    told.period = Median(periods);
+  }
+  if (span_) {
+    told.steps += span_->slow;
+    told.lost += span_->lost;
+    told.length = span_->end - told.begin;
+  }
+}
+
+}  // namespace horovod_partial

@@ -1,0 +1,124 @@
+#include "core/slowness/slow_ranks.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+namespace horovod_partial {
+namespace {
+
+constexpr double kLeastFactor = 1.1;    // a slow rank's steps take at least this many times as long as others',
+constexpr double kDeviations = 3;       // and a single slow step is longer by at least this many standard deviations
+constexpr std::size_t kLeastSteps = 3;  // the noise is known from this many steps on
+constexpr double kShortest = 1e-6;      // shorter compute times count as this long, because they have no logarithm
+constexpr double kRecent = 1.0 / 64;    // the weight of a step in means over recent steps
+constexpr double kForget = 1.0 / 256;   // by how much less a step counts than the next one, for chance
+constexpr double kPriorChance = 0.1, kPrior = 50;  // before there are many steps: as if from kPrior steps
+constexpr double kLeastChance = 0.01, kMostChance = 0.5;
+
+// Returns the median of sorted values without the one at `left_out`.
+double MedianWithout(const std::vector<double>& sorted, std::size_t left_out) {
+  const std::size_t count = sorted.size() - 1;
+  const auto at = [&](std::size_t i) { return sorted[i < left_out ? i : i + 1]; };
+  return count % 2 == 1 ? at(count / 2) : (at(count / 2 - 1) + at(count / 2)) / 2;
+}
+
+}  // namespace
+
+SlowRanks::SlowRanks(int size) {
+  for (Rank rank = 0; rank < size; ++rank) members_.push_back({SlowRank(rank, size)});
+}
+
+std::vector<SlowRanks::News> SlowRanks::Step(const std::vector<double>& seconds) {
+  if (seconds.size() != members_.size())
+    throw std::invalid_argument("a step needs a compute time for each of " + std::to_string(members_.size()) +
+                                " ranks, not " + std::to_string(seconds.size()));
+  Row row{steps_++, seconds, seconds, seconds, 0};
+  std::vector<double> sorted;
+  for (double& one : row.seconds) {
+    one = std::isfinite(one) ? std::max(one, kShortest) : std::numeric_limits<double>::quiet_NaN();
+    if (!std::isnan(one)) sorted.push_back(one);
+  }
+  if (sorted.size() < 2) return {};
+  std::sort(sorted.begin(), sorted.end());
+  row.median = sorted[(sorted.size() - 1) / 2];
+  for (std::size_t rank = 0; rank < row.seconds.size(); ++rank) {
+    const double one = row.seconds[rank];
+    if (std::isnan(one)) continue;
+    const auto place = std::lower_bound(sorted.begin(), sorted.end(), one) - sorted.begin();
+    row.usual[rank] = MedianWithout(sorted, static_cast<std::size_t>(place));
+    row.ratios[rank] = std::log(one / row.usual[rank]);
+  }
+  noise_.Add(row.ratios);
+  level_noise_.Add(Levels(row));
+  first_.push_back(std::move(row));
+  std::vector<News> news;
+  if (noise_.steps() < kLeastSteps) return news;
+  for (const Row& one : first_) Compare(one, news);
+  first_.clear();
+  return news;
+}
+
+// Returns by how much each rank's ratio, without outliers, is above 0 and above the mean of the other ranks, whichever
+// is less. If all ranks have one distribution, that is 0 at most on average. So one rank that is faster than all others
+// does not make them slow, and neither does a distribution that is not symmetric.
+std::vector<double> SlowRanks::Levels(const Row& row) const {
+  std::vector<double> levels = row.ratios;
+  const double most = std::max(kDeviations * noise_.typical(), 2 * std::log(kLeastFactor));
+  double sum = 0, count = 0;
+  for (double& one : levels) {
+    if (std::isnan(one)) continue;
+    one = std::clamp(one, -most, most);
+    sum += one;
+    ++count;
+  }
+  for (double& one : levels) one = std::min(one, one - (sum - one) / (count - 1));
+  return levels;
+}
+
+void SlowRanks::Compare(const Row& row, std::vector<News>& news) {
+  double longest = 0, sum = 0, count = 0, begins = 0, others = 0;
+  for (std::size_t rank = 0; rank < row.seconds.size(); ++rank) {
+    begins += members_[rank].begins;
+    others += members_[rank].others;
+    if (std::isnan(row.seconds[rank])) continue;
+    longest = std::max(longest, row.seconds[rank]);
+    sum += row.seconds[rank];
+    ++count;
+  }
+  const double weight = std::max(kRecent, 1 / static_cast<double>(++compared_));
+  usual_ += weight * (row.median - usual_);
+  imbalance_ += weight * (longest * count / sum - imbalance_);
+  const double unsure = 1 + 4 / static_cast<double>(noise_.steps());
+  const double least = std::max(std::log(kLeastFactor), unsure * kDeviations * noise_.typical());
+  const std::vector<double> levels = Levels(row);
+  // The deviation of a level, and the shift of it that is sought. A larger shift is found sooner.
+  const double deviation = std::max(unsure * level_noise_.full(), 1e-3);
+  const double shift = std::max(std::log(kLeastFactor), deviation / 2);
+  for (std::size_t rank = 0; rank < row.seconds.size(); ++rank) {
+    if (std::isnan(row.seconds[rank])) continue;
+    Member& member = members_[rank];
+    ComparedStep step;
+    step.step = row.step;
+    step.ratio = row.ratios[rank];
+    step.slow = step.ratio > least;
+    step.level = std::clamp((shift * levels[rank] - shift * shift / 2) / (deviation * deviation),
+                            -SlowRank::kMostEvidence, SlowRank::kMostEvidence);
+    step.lost = (row.seconds[rank] - row.usual[rank]) / usual_;
+    const double begun = kPrior * kPriorChance + begins - member.begins;
+    step.chance = std::clamp(begun / (kPrior + others - member.others), kLeastChance, kMostChance);
+    member.begins *= 1 - kForget;
+    member.others *= 1 - kForget;
+    if (!member.was_slow) {
+      member.begins += step.slow ? 1 : 0;
+      member.others += 1;
+    }
+    member.was_slow = step.slow;
+    const SlowRank::Change change = member.slow.Observe(step);
+    if (change != SlowRank::Change::kNone) news.push_back({change, member.slow.found().back()});
+  }
+}
+
+}  // namespace horovod_partial

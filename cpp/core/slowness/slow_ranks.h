@@ -1,0 +1,68 @@
+// Finds out which ranks are slow, from the compute times of all ranks in each step.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/slowness/slow_rank.h"
+#include "core/slowness/slowness.h"
+#include "core/slowness/step_noise.h"
+#include "core/values/types.h"
+
+namespace horovod_partial {
+
+// Ranks are compared within a step, so what makes a step long for all of them accuses nobody. A rank is slow only if
+// its steps are longer than those of the other ranks, or have long ones more often, than chance has it. The other ranks
+// show what chance is. So if samples differ in length and each rank has long ones, no rank is slow. The result depends
+// on nothing but the compute times.
+class SlowRanks {
+ public:
+  explicit SlowRanks(int size);
+
+  // A rank becomes slow, is slow in another way, or is not slow any more.
+  struct News {
+    SlowRank::Change change = SlowRank::Change::kNone;
+    Slowness slowness;
+  };
+  // `seconds`: how long each rank computed in this step; NaN or infinity for a rank that did not take part. Returns
+  // what must be told. Throws std::invalid_argument unless there is a number for each rank.
+  std::vector<News> Step(const std::vector<double>& seconds);
+
+  std::int64_t steps() const { return steps_; }
+  // All times when a rank was slow, oldest first.
+  // Throws std::out_of_range if there is no such rank.
+  const std::vector<Slowness>& found(Rank rank) const {
+    return members_.at(static_cast<std::size_t>(rank)).slow.found();
+  }
+  // The mean of the slowest rank's time over the ranks' mean time, in recent steps. It is 1 if ranks do not wait.
+  double imbalance() const { return imbalance_; }
+
+ private:
+  struct Member {
+    SlowRank slow;
+    bool was_slow = false;  // in the last step
+    double begins = 0;      // how often slow steps began lately
+    double others = 0;      // the number of steps that followed one that was not slow
+  };
+  // The compute times of one step.
+  struct Row {
+    std::int64_t step;
+    std::vector<double> seconds;
+    std::vector<double> usual;   // for each rank, the median of the other ranks
+    std::vector<double> ratios;  // the logarithm of a rank's time over that; NaN for a rank that did not take part
+    double median;               // of all ranks
+  };
+  std::vector<double> Levels(const Row& row) const;
+  void Compare(const Row& row, std::vector<News>& news);
+
+  std::vector<Member> members_;
+  StepNoise noise_;         // of the ratios
+  StepNoise level_noise_;   // of what Levels returns
+  std::vector<Row> first_;  // the first steps, until the noise is known
+  std::int64_t steps_ = 0;
+  std::int64_t compared_ = 0;  // the number of steps that were compared
+  double usual_ = 0;           // the median rank's time: a mean over recent steps
+  double imbalance_ = 1;
+};
+
+}  // namespace horovod_partial
