@@ -347,6 +347,7 @@ def run(
         None, help="Policy to use if the program names none: majority, solo, quorum:0.75 …"
     ),
     record: str | None = typer.Option(None, metavar="DIR", help="Record in this folder which rank is slow, and why."),
+    watch: bool = typer.Option(False, "--watch", help="Log which rank is slow while the program runs."),
 ) -> None:
     """Run an unedited program that was written for Horovod, with this package in Horovod's place.
 
@@ -360,7 +361,8 @@ def run(
             policies.parse(sync)
     if not is_module and not Path(program).is_file():
         raise _refused(f"there is no file {program}")
-    settings = {name: value for name, value in (("SYNC", sync), ("RECORD", record)) if value is not None}
+    given = (("SYNC", sync), ("RECORD", record), ("WATCH", "1" if watch else None))
+    settings = {name: value for name, value in given if value is not None}
     _programs.append(partial(programs.run, program, arguments or [], is_module=is_module, settings=settings))
 
 

@@ -43,6 +43,9 @@ class Settings(BaseSettings):
     )
     record: str = Field(default="", description="Folder in which each rank records what it sees; empty for none.")
     record_mb: float = Field(default=64.0, ge=1, lt=1e6, description="Size of a rank's recording, in MB.")
+    watch: bool = Field(
+        default=False, description="Log on rank 0 when a rank becomes slow, in what way, and when it is over."
+    )
     experimental_gpu: bool = Field(
         default=False, description="Accept TensorFlow's tensors on a GPU, where TensorFlow has not been tried yet."
     )

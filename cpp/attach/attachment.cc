@@ -125,4 +125,12 @@ Look LookAtThisRank() {
   return look;
 }
 
+std::optional<std::vector<TimedStep>> TakeStepsOfThisRank() {
+  for (const auto& session : SessionsOfProcess().Ready()) {
+    const auto& recorder = session->recorder();  // all process sets of a generation share it
+    if (recorder != nullptr && recorder->watches()) return recorder->TakeSteps();
+  }
+  return std::nullopt;
+}
+
 }  // namespace horovod_partial::attach

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,5 +39,7 @@ std::shared_ptr<recording::Recorder> LastRecorder(const std::string& library_pat
 // Returns what this process does: it computes, waits for other ranks, or rests (has joined or ended). Any thread may
 // call this function, which never waits for another rank.
 Look LookAtThisRank();
+// Returns the steps of this rank that have ended since the last call. Returns nothing while steps are not watched.
+std::optional<std::vector<TimedStep>> TakeStepsOfThisRank();
 
 }  // namespace horovod_partial::attach

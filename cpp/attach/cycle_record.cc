@@ -34,7 +34,7 @@ void CycleRecord::Reduced(const std::vector<hvd::TensorTableEntry>& entries, con
 }
 
 void CycleRecord::Decided(const std::vector<Closing>& closings, const Coordination& coordination, Time now) const {
-  if (!recorder_->on()) return;
+  if (!recorder_->records()) return;
   for (const Closing& closing : closings) {
     if (!closing.error.empty()) continue;
     const Declaration& declaration = coordination.declaration(closing.bucket);

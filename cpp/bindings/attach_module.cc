@@ -317,6 +317,9 @@ PYBIND11_MODULE(_attach, m) {
       },
       released, library, py::arg("directory"), py::arg("most_bytes"));
   m.def(
+      "watch", [](const std::string& library) { attach::SessionOf(library, 0)->recorder()->Watch(); }, released,
+      library);
+  m.def(
       "record_wait",
       [](const std::string& library, std::int64_t begin, std::int64_t end) {
         if (const auto recorder = attach::LastRecorder(library))

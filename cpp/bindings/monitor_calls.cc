@@ -55,6 +55,7 @@ heartbeat::Calls MonitorCalls(Rank rank, const heartbeat::Limits& limits, const 
   heartbeat::Calls calls;
   calls.missing = EndWithoutRank(rank, limits.abort, neighbours);
   calls.look = attach::LookAtThisRank;
+  calls.steps = attach::TakeStepsOfThisRank;
   // Another thread writes to standard error, because a slow or stopped reader would hold up the heartbeats.
   calls.tell = [rank](const std::string& text, const std::string& doing) {
     const auto say = [=] {

@@ -78,7 +78,7 @@ struct Surroundings {
   std::atomic<int> in_use{0};            // how many buckets a flush waits for: they have had a round and not ended
   Changes changes{};
 
-  // Returns the recorder if recording is on, else null.
+  // Returns the recorder if it notes anything, else null.
   recording::Recorder* Recording() const { return recorder != nullptr && recorder->on() ? recorder.get() : nullptr; }
   // Throws EngineError because Horovod has shut down. The text says why, as far as this rank knows.
   [[noreturn]] void ThrowShutDown() const;

@@ -15,8 +15,11 @@
 #include <utility>
 #include <vector>
 
+#include "core/watch/beat.h"
 #include "core/watch/heartbeats.h"
+#include "core/watch/slow_watch.h"
 #include "core/watch/stalls.h"
+#include "heartbeat/machine.h"
 #include "heartbeat/socket.h"
 
 namespace horovod_partial::heartbeat {
@@ -26,6 +29,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr int kBeatsInLimit = 10;
+constexpr milliseconds kStepsInterval(1000);  // the longest time from one heartbeat with steps to the next
 constexpr char kBeat = 1, kMissing = 2, kWriteStacks = 3;
 constexpr milliseconds kAnswerTimeout(3000), kPartingTimeout(1000);
 // Limits for connections that have not said their rank yet: how many may be open, and how long each may stay open.
@@ -35,6 +39,7 @@ constexpr milliseconds kStrangerTimeout(10000);
 milliseconds IntervalOf(const Limits& limits) {
   const auto never = [](Seconds limit) { return limit == Seconds(0) ? Seconds::max() : limit; };
   const Seconds shorter = std::min(never(limits.abort), never(limits.stall));
+  if (shorter == Seconds::max()) return kStepsInterval;  // there are no limits, and steps are watched
   return std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(shorter / kBeatsInLimit));
 }
 
@@ -51,19 +56,33 @@ std::optional<Watch> WatchFor(Seconds limit, milliseconds interval) {
   return Watch(CountOf(limit, interval));
 }
 
-// Calls `hear` when messages may have come, and `pass` after each interval, until one of them returns false or the stop
-// file is readable. `files` adds the files to poll. `hear` is always called before `pass`, so messages that came while
-// this process was stopped are read first.
-template <class Files, class Hear, class Pass>
-void Loop(int stop_file, milliseconds interval, Files files, Hear hear, Pass pass) {
+// Returns the heartbeat that tells a rank's steps, or nothing while steps are not watched.
+std::optional<Beat> BeatWithSteps(const Activity& activity, const Calls& calls, Machine& machine) {
+  auto steps = calls.steps();
+  if (!steps) return std::nullopt;
+  return Beat{activity, std::move(*steps), machine.Look()};
+}
+
+// Calls `hear` when messages may have come, `pass` after each interval, and `watch` after each interval or
+// kStepsInterval, whichever is shorter, until `hear` or `pass` returns false or the stop file is readable. `files` adds
+// the files to poll. `hear` is always called before `pass`, so messages that came while this process was stopped are
+// read first.
+template <class Files, class Hear, class Pass, class Watch>
+void Loop(int stop_file, milliseconds interval, Files files, Hear hear, Pass pass, Watch watch) {
   auto next = Clock::now() + interval;
+  const milliseconds watch_interval = std::min(interval, kStepsInterval);
+  auto next_watch = Clock::now() + watch_interval;
   while (true) {
     std::vector<pollfd> polled{{stop_file, POLLIN, 0}};
     files(polled);
-    const auto left = std::chrono::ceil<milliseconds>(next - Clock::now());
+    const auto left = std::chrono::ceil<milliseconds>(std::min(next, next_watch) - Clock::now());
     const int timeout = static_cast<int>(std::max<milliseconds::rep>(left.count(), 0));
     if (poll(polled.data(), polled.size(), timeout) < 0 && errno != EINTR) return;
     if ((polled.front().revents & POLLIN) != 0 || !hear()) return;
+    if (Clock::now() >= next_watch) {
+      watch();
+      next_watch = Clock::now() + watch_interval;
+    }
     if (Clock::now() < next) continue;
     if (!pass()) return;
     next = Clock::now() + interval;  // a stop of this process counts as at most one interval
@@ -78,7 +97,8 @@ class Center final : public Monitor::Watch {
         interval_(IntervalOf(limits)),
         calls_(std::move(calls)),
         heartbeats_(CountOf(limits.abort, interval_)),
-        stalls_(WatchFor<StallWatch>(limits.stall, interval_)) {}
+        stalls_(WatchFor<StallWatch>(limits.stall, interval_)),
+        slow_(size) {}
 
   Endpoint endpoint() const { return {listener_.port(), secret_, OwnAddresses()}; }
 
@@ -97,11 +117,13 @@ class Center final : public Monitor::Watch {
         [&] {
           for (auto& peer : peers_)
             if (peer.rank) peer.connection.Send({&kBeat, 1});
+          lasting_.Pass(calls_.look());
           WatchWaits();
           missing = heartbeats_.Pass();
           out_of_files_ = false;  // in the next interval rank 0 tries again to accept connections
           return !missing;
-        });
+        },
+        [this] { WatchSteps(); });
     if (!missing) return;
     Tell(*missing);
     calls_.missing(*missing);
@@ -160,8 +182,11 @@ class Center final : public Monitor::Watch {
       for (; !received.bytes.empty(); received = peer.connection.Receive()) {
         heartbeats_.Heard(*peer.rank);
         peer.words.Add(received.bytes);
-        while (const auto word = peer.words.Next())
-          if (stalls_) stalls_->Says(*peer.rank, DecodeActivity(*word));
+        while (const auto word = peer.words.Next()) {
+          const Beat beat = DecodeBeat(*word);
+          if (stalls_) stalls_->Says(*peer.rank, beat.activity);
+          slow_.Says(*peer.rank, beat);
+        }
       }
     } catch (const std::runtime_error&) {  // the bytes are malformed, and no rank of this job sends such bytes
       received.state = State::kEnded;
@@ -169,13 +194,14 @@ class Center final : public Monitor::Watch {
     if (received.state == State::kEnded) {
       heartbeats_.Gone(*peer.rank);
       if (stalls_) stalls_->Gone(*peer.rank);
+      slow_.Gone(*peer.rank);
     }
     return received.state == State::kOpen;
   }
 
   void WatchWaits() {
     if (!stalls_) return;
-    stalls_->Says(0, lasting_.Pass(calls_.look()));
+    stalls_->Says(0, lasting_.last());
     const auto [stall, ends] = stalls_->Pass();
     if (ends) calls_.tell("the reported wait is over", "");
     if (!stall) return;
@@ -183,6 +209,11 @@ class Center final : public Monitor::Watch {
     for (auto& peer : peers_)
       if (peer.rank && writers.count(*peer.rank) > 0) peer.connection.Send({&kWriteStacks, 1});
     calls_.tell(stall->Describe(interval_), writers.count(0) > 0 ? Describe(lasting_.last(), interval_) : "");
+  }
+
+  void WatchSteps() {
+    if (const auto beat = BeatWithSteps(lasting_.last(), calls_, machine_)) slow_.Says(0, *beat);
+    if (const std::string told = slow_.Pass(); !told.empty()) calls_.tell(told, "");
   }
 
   // Tells the other ranks which rank gives no sign of life. Waits until they have read the notice, but no longer than
@@ -211,6 +242,8 @@ class Center final : public Monitor::Watch {
   bool out_of_files_ = false;  // true if a connection could not be accepted; rank 0 tries again in the next interval
   Heartbeats heartbeats_;
   std::optional<StallWatch> stalls_;
+  SlowWatch slow_;
+  Machine machine_;
   Lasting lasting_;
 };
 
@@ -243,11 +276,15 @@ class Outer final : public Monitor::Watch {
           return !missing && state != Connection::Received::State::kEnded;
         },
         [&] {
-          if (alone_) lasting_.Pass(calls_.look());
-          if (center_) center_->Send(Framed(Encode(lasting_.last())));
+          lasting_.Pass(calls_.look());
+          if (center_) center_->Send(Framed(Encode(Beat{lasting_.last(), {}, {}})));
           missing = heartbeats_.Pass();
           if (!missing) WatchAlone();
           return !missing;
+        },
+        [this] {
+          const auto beat = BeatWithSteps(lasting_.last(), calls_, machine_);
+          if (beat && center_) center_->Send(Framed(Encode(*beat)));
         });
     if (missing) calls_.missing(*missing);
   }
@@ -278,6 +315,7 @@ class Outer final : public Monitor::Watch {
   std::optional<std::string> notice_;  // the part of a MissingNotice that has come so far
   Heartbeats heartbeats_;
   std::optional<LonelyWatch> alone_;
+  Machine machine_;
   Lasting lasting_;
 };
 

@@ -7,10 +7,13 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
+#include "core/slowness/step_timer.h"
 #include "core/values/types.h"
 #include "core/watch/activity.h"
 #include "heartbeat/socket.h"
@@ -32,6 +35,8 @@ struct Calls {
   std::function<void(Rank missing)> missing;
   // Returns what this rank does.
   std::function<Look()> look;
+  // Returns the steps of this rank that have ended since the last call. Returns nothing while steps are not watched.
+  std::function<std::optional<std::vector<TimedStep>>()> steps = [] { return std::nullopt; };
   // Called when a wait has lasted too long, or is over. Logs `text` unless it is empty. Then, unless `doing` is empty,
   // logs `doing`, which says what this rank does, and the stacks of all its threads.
   std::function<void(const std::string& text, const std::string& doing)> tell;
@@ -40,7 +45,8 @@ struct Calls {
 // The monitor of one rank. Its thread sends ten heartbeats within the shorter of its two limits, and receives
 // heartbeats. Rank 0 hears from all other ranks what they do. It tells them which rank has given no heartbeat for too
 // long, and when to write their stacks. The other ranks hear from rank 0 only. Nobody expects heartbeats of a rank
-// that has ended or has stopped its monitor.
+// that has ended or has stopped its monitor. If steps are watched, each rank sends its steps once a second, and rank 0
+// logs which ranks are slow.
 //
 // The monitor's thread never waits for the application or the interpreter. Only this thread uses the sockets. The
 // application stops it by a file that wakes it. A forked process has no such thread, and its monitor does nothing.

@@ -40,13 +40,16 @@ std::string NameOfClock() {
   return name.empty() ? HostName() : name;
 }
 
+// Returns whether a bucket compares replicas, and has no gradients.
+bool IsInternal(const std::string& name) { return name.rfind("horovod_partial.", 0) == 0; }
+
 }  // namespace
 
 Recorder::~Recorder() { End(); }
 
 void Recorder::Begin(const std::string& directory, std::size_t most_bytes) {
   std::lock_guard<std::mutex> life(life_mutex_);
-  if (on_) throw std::runtime_error("this rank is being recorded already");
+  if (records_) throw std::runtime_error("this rank is being recorded already");
   if (thread_.joinable()) thread_.join();  // the last recording has ended by an error, such as a full disk
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -62,11 +65,11 @@ void Recorder::Begin(const std::string& directory, std::size_t most_bytes) {
                                          });
   process_ = getpid();
   thread_ = std::thread(&Recorder::WriteEverySecond, this);
-  on_ = true;
+  records_ = true;
 }
 
 void Recorder::End() {
-  on_ = false;
+  records_ = false;
   if (getpid() != process_) return;  // a forked child has no writing thread, and its mutexes may be locked
   std::lock_guard<std::mutex> life(life_mutex_);
   if (!thread_.joinable()) return;
@@ -91,7 +94,7 @@ void Recorder::WriteEverySecond() {
       lock.lock();
     }
   } catch (const std::exception& error) {  // only Write throws, and it is called without `mutex_`
-    on_ = false;
+    records_ = false;
     complain_(std::string("the recording has ended: ") + error.what());
   }
 }
@@ -129,54 +132,69 @@ std::int64_t Recorder::NumberOf(const BucketLabel& bucket) {
   return found->second;
 }
 
+std::vector<TimedStep> Recorder::TakeSteps() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return timer_.Take();
+}
+
 void Recorder::Arrived(const BucketLabel& bucket, Time time) {
-  if (!on_) return;
+  if (!on()) return;
   std::lock_guard<std::mutex> lock(mutex_);
   const std::int64_t number = NumberOf(bucket);
-  arrivals_.Add(arrival_steps_.Count({std::to_string(number)}), number, Micros(time));
+  const std::int64_t step = arrival_steps_.Count({std::to_string(number)});
+  if (watches_ && !IsInternal(bucket.name)) timer_.Arrived(step, time, bucket.bytes);
+  if (records_) arrivals_.Add(step, number, Micros(time));
 }
 
 void Recorder::Got(const BucketLabel& bucket, Time time, const Result& result) {
-  if (!on_) return;
+  if (!on()) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  results_.Add(NumberOf(bucket), Micros(time), result.round, std::int64_t{result.late}, std::int64_t{result.staleness},
-               std::int64_t{result.fresh}, std::int64_t{result.gradients});
+  if (watches_ && !IsInternal(bucket.name)) timer_.Got(time);
+  if (records_)
+    results_.Add(NumberOf(bucket), Micros(time), result.round, std::int64_t{result.late},
+                 std::int64_t{result.staleness}, std::int64_t{result.fresh}, std::int64_t{result.gradients});
 }
 
 void Recorder::Waited(const BucketLabel& bucket, Time begin, Time end) {
-  if (!on_) return;
+  if (!on()) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  waits_.Add(NumberOf(bucket), Micros(begin), Micros(end));
+  if (watches_) timer_.Waited(begin, end, true);
+  if (records_) waits_.Add(NumberOf(bucket), Micros(begin), Micros(end));
 }
 
 void Recorder::WaitedForHorovod(Time begin, Time end) {
-  if (!on_) return;
+  if (!on()) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  waits_.Add(std::int64_t{-1}, Micros(begin), Micros(end));
+  if (watches_) timer_.Waited(begin, end, false);
+  if (records_) waits_.Add(std::int64_t{-1}, Micros(begin), Micros(end));
 }
 
 void Recorder::Applied(const BucketLabel& bucket, Time time, Round round, int rounds, int gradients) {
-  if (!on_) return;
+  if (!records_) return;
   std::lock_guard<std::mutex> lock(mutex_);
   applied_.Add(NumberOf(bucket), Micros(time), round, std::int64_t{rounds}, std::int64_t{gradients});
 }
 
 void Recorder::Handed(Time time, std::int64_t tensors) {
-  if (!on_) return;
+  if (!on()) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  handed_.Add(Micros(time), tensors);
+  if (watches_) timer_.Handed(time);
+  if (records_) handed_.Add(Micros(time), tensors);
 }
 
 void Recorder::Reduced(const Reduction& reduction) {
-  if (!on_) return;
+  if (!on()) return;
   std::lock_guard<std::mutex> lock(mutex_);
   const std::int64_t step = reduction.names == nullptr ? -1 : reduction_steps_.Count(*reduction.names);
-  reductions_.Add(reduction.sequence, std::int64_t{reduction.process_set}, step, Micros(reduction.begin),
-                  Micros(reduction.end), reduction.tensors, reduction.bytes, std::int64_t{reduction.everyone});
+  if (watches_ && step >= 0)
+    timer_.Reduced(step, reduction.begin, reduction.end, static_cast<std::size_t>(reduction.bytes));
+  if (records_)
+    reductions_.Add(reduction.sequence, std::int64_t{reduction.process_set}, step, Micros(reduction.begin),
+                    Micros(reduction.end), reduction.tensors, reduction.bytes, std::int64_t{reduction.everyone});
 }
 
 void Recorder::Decided(const BucketLabel& bucket, const DecidedRound& round) {
-  if (!on_) return;
+  if (!records_) return;
   std::lock_guard<std::mutex> lock(mutex_);
   rounds_.Add(NumberOf(bucket), round.round, Micros(round.time), round.reason, std::int64_t{round.quorum},
               std::int64_t{round.gradients}, round.missing, round.delivered);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/groups/groups.h"
+#include "core/slowness/step_timer.h"
 #include "core/values/types.h"
 #include "recording/segments.h"
 #include "recording/step_counter.h"
@@ -63,9 +64,10 @@ struct DecidedRound {
   Members delivered;
 };
 
-// Records what one rank does in one generation of Horovod. Threads of the application and of Horovod call it. A call
-// takes a lock and adds some digits to a text in memory. It returns at once if nothing is recorded. A separate thread
-// writes to disk once a second.
+// Notes what one rank does in one generation of Horovod. Threads of the application and of Horovod call it. What it
+// notes goes to a recording, to the timer of steps, or to both; if neither is on, a call returns at once. For a
+// recording, a call takes a lock and adds some digits to a text in memory, and a separate thread writes to disk once a
+// second.
 class Recorder {
  public:
   // Which rank is recorded, of how many ranks.
@@ -89,7 +91,13 @@ class Recorder {
   void Begin(const std::string& directory, std::size_t most_bytes);
   // Writes what has not been written yet, and ends the recording. Writes nothing in a forked child.
   void End();
-  bool on() const { return on_; }
+  // Times the steps of the training from now on.
+  void Watch() { watches_ = true; }
+  // Returns the steps that have ended since the last call.
+  std::vector<TimedStep> TakeSteps();
+  bool records() const { return records_; }
+  bool watches() const { return watches_; }
+  bool on() const { return records_ || watches_; }
 
   void Arrived(const BucketLabel& bucket, Time time);
   void Got(const BucketLabel& bucket, Time time, const Result& result);
@@ -111,7 +119,8 @@ class Recorder {
   const Origin origin_;
   const std::function<void(const std::string&)> complain_;
   std::int64_t run_ = 0;
-  std::atomic<bool> on_{false};
+  std::atomic<bool> records_{false};
+  std::atomic<bool> watches_{false};
 
   std::mutex life_mutex_;  // this mutex guards the members below: one thread at a time begins or ends a recording
   std::thread thread_;
@@ -125,6 +134,7 @@ class Recorder {
   Time wall_{0};                                                 // the Unix time when the recording began
   std::map<std::pair<int, std::string>, std::int64_t> numbers_;  // the number of each bucket, by process set and name
   std::string known_buckets_;  // the lines of the table of buckets so far; each new file repeats them
+  StepTimer timer_;
   StepCounter arrival_steps_;
   StepCounter reduction_steps_;
   Table buckets_{"buckets", {"bucket", "name", "policy", "process_set", "bytes"}};

@@ -68,6 +68,7 @@ join = backend.operations.join
 partial_stats = backend.operations.partial_stats
 record = backend.operations.record
 shutdown = backend.operations.shutdown
+watch = backend.operations.watch
 
 __all__ = [
     "Adasum",
@@ -119,5 +120,6 @@ __all__ = [
     "size",
     "start_timeline",
     "stop_timeline",
+    "watch",
 ]
 __all__ += policies.__all__

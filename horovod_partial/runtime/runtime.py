@@ -67,7 +67,7 @@ class Runtime:
         self._averagers: weakref.WeakSet[Any] = weakref.WeakSet()  # exchanges of models; the same lock guards them
         self._appliers_lock = threading.Lock()
         self._monitor: _attach.Monitor | None = None  # sends and receives heartbeats; None if there are none
-        self.records = False  # whether a recording of this rank has ever begun
+        self.notes_waits = False  # whether a recording of this rank or a watch over its steps has ever begun
         # The objects that compare replicas after a flush, by process set. Guarded by _meetings_lock.
         self._meetings: dict[int, healing.Meeting] = {}
         self._has_met = Tenure(self)  # the generation of Horovod in which the objects in `_meetings` were made
@@ -97,7 +97,7 @@ class Runtime:
         self._begin()
         self._guarded(_attach.require_process_set, self._library, 0)  # in a handshake all ranks prove that hooks run
         self._agree_on_settings()
-        self._record_as_set()
+        self._watch_as_set()
         self._monitor = None  # this ends the heartbeats of an earlier `init`
         self._monitor = heartbeat.begin(self._mpi_ops.rank(), self._mpi_ops.size(), self._gather)
 
@@ -114,10 +114,14 @@ class Runtime:
         if taken:
             log.logger.warning("%s is set on rank 0 and not here; this rank takes it", ", ".join(taken))
 
-    def _record_as_set(self) -> None:
-        """Start a recording if the settings ask for it. A failure is only logged, because training can go on."""
+    def _watch_as_set(self) -> None:
+        """Start a watch and a recording if the settings ask for it. A failure is only logged, because training can go on."""
         config = settings()
-        if not config.record or not self._recorded.enter():
+        if not self._recorded.enter():
+            return
+        if config.watch:
+            self._time_steps()
+        if not config.record:
             return
         try:
             self.record(config.record, config.record_mb)
@@ -143,7 +147,25 @@ class Runtime:
         )
         require(is_number(megabytes) and 1 <= megabytes < 1e6, "megabytes", "1 or more, and below 1e6", megabytes)
         self._guarded(_attach.record, self._library, os.path.abspath(directory), int(megabytes * 1e6))
-        self.records = True
+        self.notes_waits = True
+
+    def watch(self) -> None:
+        """Tell rank 0 from now on how long this rank computes in each step, until Horovod shuts down.
+
+        Raises:
+            HorovodInternalError: Horovod has shut down.
+            ValueError: this rank sends no heartbeats, which carry the times.
+        """
+        if self._monitor is None and self._mpi_ops.size() > 1:
+            raise ValueError(
+                "watch needs heartbeats, and this rank sends none: set HOROVOD_PARTIAL_WATCH=1 before init, or leave "
+                "HOROVOD_PARTIAL_STALL_SECONDS above 0"
+            )
+        self._time_steps()
+
+    def _time_steps(self) -> None:
+        self._guarded(_attach.watch, self._library)
+        self.notes_waits = True
 
     def record_wait(self, begin: int, end: int) -> None:
         """Record that the application was blocked for an operation of Horovod's own.
@@ -269,7 +291,12 @@ class Runtime:
     def use(self, process_set: int) -> None:
         """Remember a process set, so that shutdown or the exit of the process delivers its late contributions."""
         if self._begin():  # if the program has called Horovod's own `init`, `use` is first to notice the generation
-            self._record_as_set()
+            self._watch_as_set()
+            if settings().watch and self._monitor is None and self._mpi_ops.rank() == 0 and self._mpi_ops.size() > 1:
+                log.logger.warning(
+                    "HOROVOD_PARTIAL_WATCH names no slow rank, because the program has called Horovod's own init: call that "
+                    "of horovod_partial"
+                )
         self._process_sets.add(process_set)
 
     def _begin(self) -> bool:

@@ -29,6 +29,7 @@ from horovod_partial.tensorflow.operations import (
     record,
     remove_process_set,
     shutdown,
+    watch,
 )
 from horovod_partial.tensorflow.optimizer import DistributedOptimizer
 from horovod_partial.tensorflow.tape import DistributedGradientTape
@@ -51,6 +52,7 @@ __all__ = [
     "record",
     "remove_process_set",
     "shutdown",
+    "watch",
 ]
 __all__ += policies.__all__
 modules.bind(sys.modules[__name__], horovod.tensorflow)

@@ -37,6 +37,7 @@ from horovod_partial.torch.operations import (
     round_info,
     shutdown,
     synchronize,
+    watch,
 )
 from horovod_partial.torch.optimizer import DistributedOptimizer
 from horovod_partial.torch.replicas import (
@@ -78,6 +79,7 @@ __all__ = [
     "save_checkpoint",
     "shutdown",
     "synchronize",
+    "watch",
 ]
 __all__ += policies.__all__
 modules.bind(sys.modules[__name__], horovod.torch)

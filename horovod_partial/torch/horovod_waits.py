@@ -17,7 +17,7 @@ def install(runtime: Runtime) -> None:
     """Replace Horovod's functions for waiting and polling. A second call does nothing.
 
     From now on the core knows which threads wait for Horovod, rounds are taken during such waits, and the waits are
-    recorded if this rank writes a recording.
+    noted if this rank writes a recording or watches its steps.
     """
     library = mpi_ops.mpi_lib
     wait, poll = library.horovod_torch_wait_and_clear, library.horovod_torch_poll
@@ -32,7 +32,7 @@ def install(runtime: Runtime) -> None:
                 wait(handle)
         finally:
             end = time.monotonic_ns()
-            if runtime.records and end - begin > _LEAST_NS:
+            if runtime.notes_waits and end - begin > _LEAST_NS:
                 runtime.record_wait(begin, end)
 
     def is_over(handle: int) -> int:

@@ -148,6 +148,20 @@ def record(directory: str | os.PathLike[str], megabytes: float = 64.0) -> None:
     runtime.record(directory, megabytes)
 
 
+def watch() -> None:
+    """Let rank 0 log when a rank becomes slow, how slow, since which step and in what way, and when it is over.
+
+    `HOROVOD_PARTIAL_WATCH=1` does the same from `init` on. Call this on every rank, at the same place in the program.
+    Steps are timed under every policy, `Full()` included. Each rank tells rank 0 its times once a second.
+    The watch ends when Horovod shuts down. `docs/slow-ranks.md` has an example.
+
+    Raises:
+        ValueError: Horovod has not been initialised, or heartbeats are turned off.
+    """
+    runtime.check_initialized()
+    runtime.watch()
+
+
 @functools.lru_cache(maxsize=4096)  # cached, because it is called in every round of each bucket
 def make_config(
     *, dtype: torch.dtype, shape: tuple[int, ...], device: int = -1, op: int = Average, **arguments: Any

@@ -49,6 +49,12 @@ class Verdicts {
       std::lock_guard<std::mutex> lock(mutex_);
       return Look{does_[rank], 0, 0};
     };
+    calls.steps = [this, rank]() -> std::optional<std::vector<TimedStep>> {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto steps = steps_.find(rank);
+      if (steps == steps_.end()) return std::nullopt;
+      return std::exchange(steps->second, {});
+    };
     calls.tell = [this, rank](const std::string& text, const std::string& doing) {
       std::lock_guard<std::mutex> lock(mutex_);
       told_[rank].push_back(text + '|' + doing);
@@ -60,7 +66,12 @@ class Verdicts {
     std::lock_guard<std::mutex> lock(mutex_);
     does_[rank] = {Activity::Kind::kWaiting, "a flush", {}, 0};
   }
-  // What a rank is told first of a wait.
+  // The rank has taken so many steps of this length.
+  void LetStep(Rank rank, int count, double seconds) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (int step = 0; step < count; ++step) steps_[rank].push_back({step, seconds});
+  }
+  // What a rank is told first.
   std::string AwaitTold(Rank rank) {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait_for(lock, kPatience, [&] { return !told_[rank].empty(); });
@@ -85,6 +96,7 @@ class Verdicts {
   std::condition_variable changed_;
   std::map<Rank, Rank> said_;
   std::map<Rank, Activity> does_;
+  std::map<Rank, std::vector<TimedStep>> steps_;
   std::map<Rank, std::vector<std::string>> told_;
 };
 
@@ -289,6 +301,18 @@ TEST_F(MonitorTest, AForkedProcessLeavesItAlone) {
   }
   ExpectEndsWell(child);
   ExpectNobodyMissed();
+}
+
+TEST_F(MonitorTest, RankZeroHearsWhoIsSlow) {
+  verdicts_.LetStep(0, 40, 0.1);
+  verdicts_.LetStep(1, 40, 0.1);
+  verdicts_.LetStep(2, 40, 0.25);
+  Listen(3, Seconds(0));
+  const auto first = Join(1), second = Join(2);
+  EXPECT_THAT(verdicts_.AwaitTold(0),
+              AllOf(StartsWith("rank 2 takes 2.5 times (95 %: 2.5 to 2.5) as long as the median rank, in "),
+                    HasSubstr(" steps since step 0")));
+  EXPECT_FALSE(verdicts_.IsTold(1));
 }
 
 }  // namespace

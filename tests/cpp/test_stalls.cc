@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/watch/activity.h"
+#include "core/watch/beat.h"
 #include "core/watch/stalls.h"
 
 namespace horovod_partial {
@@ -144,11 +145,11 @@ TEST(LastingTest, CountsIntervalsOfTheSameWait) {
   EXPECT_EQ(lasting.Pass({Activity{}, 0, 3}).intervals, 0);
 }
 
-TEST(ActivityTest, IsReadAsItWasWritten) {
-  const Activity activity{Kind::kWaiting, "a flush", {0, 3}, 7};
-  EXPECT_EQ(DecodeActivity(Encode(activity)), activity);
-  EXPECT_THROW(DecodeActivity(Encode(activity) + "x"), std::runtime_error);
-  EXPECT_THROW(DecodeActivity("\x07" + Encode(activity).substr(1)), std::runtime_error) << "no such kind";
+TEST(BeatTest, IsReadAsItWasWritten) {
+  const Beat beat{{Kind::kWaiting, "a flush", {0, 3}, 7}, {{7, 0.25}, {8, 0.5}}, {1.5, 0.1, -1, 0.2}};
+  EXPECT_EQ(DecodeBeat(Encode(beat)), beat);
+  EXPECT_THROW(DecodeBeat(Encode(beat) + "x"), std::runtime_error);
+  EXPECT_THROW(DecodeBeat("\x07" + Encode(beat).substr(1)), std::runtime_error) << "no such kind";
 }
 
 TEST(WordsTest, ComeInAnyPieces) {

@@ -1,8 +1,9 @@
-// What a rank of the job may say of itself to rank 0, in words on a stream of bytes.
+// Heartbeats of a rank to rank 0: words on a stream of bytes.
 #include <stdexcept>
 #include <string>
 
 #include "core/watch/activity.h"
+#include "core/watch/beat.h"
 #include "round_trip.h"
 
 using namespace horovod_partial;
@@ -12,7 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   words.Add({reinterpret_cast<const char*>(data), size});
   try {
     while (const auto word = words.Next())
-      RoundTrip(reinterpret_cast<const std::uint8_t*>(word->data()), word->size(), DecodeActivity);
+      RoundTrip(reinterpret_cast<const std::uint8_t*>(word->data()), word->size(), DecodeBeat);
   } catch (const std::runtime_error&) {
   }
   return 0;

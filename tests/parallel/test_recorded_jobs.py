@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from horovod_partial.insight.recording import Clocks, JobSteps, Recording
 
 pytestmark = pytest.mark.launch(ranks=(3,))
 SLEEP = 0.1  # seconds, of the slow rank in each step
+HEARTBEATS = "3"  # seconds, in which each rank gives ten
 FOR_GLOO = pytest.mark.full_matrix("mpi")
 
 
@@ -24,8 +26,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def record(job: Job, folder: Path, program: str, *arguments: str, **variables: str) -> Recording:
-    """Run a program to its end; its newest recording."""
-    assert job.run(program, *arguments, HOROVOD_PARTIAL_RECORD=str(folder), **variables) == 0, job.output()
+    """Run a program to its end while it is watched; its newest recording."""
+    watched = {"HOROVOD_PARTIAL_WATCH": "1", "HOROVOD_PARTIAL_STALL_SECONDS": HEARTBEATS}
+    assert job.run(program, *arguments, HOROVOD_PARTIAL_RECORD=str(folder), **watched, **variables) == 0, job.output()
     return recording.load(folder)
 
 
@@ -52,6 +55,9 @@ def test_who_is_slow_shows(job: Job, folder: Path, policy: str, what: str) -> No
     assert found.rounds == (policy != "full")
     assert [len(of_rank.step) for of_rank in found.ranks] == [steps - 1] * 3  # nothing tells when the first one began
     check_the_last_rank_is_slow(found)
+    assert re.search(r"rank 2 takes \S+ times \(95 %: \S+ to \S+\) as long as the median rank", job.output()), (
+        job.output()
+    )
     if policy == "full":
         assert np.median(found.ranks[0].wait) > SLEEP / 2  # the fast wait for the slow one
     else:

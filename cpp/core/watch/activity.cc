@@ -7,10 +7,6 @@
 
 namespace horovod_partial {
 
-std::string Encode(const Activity& activity) { return BytesOf(activity); }
-
-Activity DecodeActivity(const std::string& bytes) { return FromBytes<Activity>(bytes, "an activity"); }
-
 const Activity& Lasting::Pass(const Look& look) {
   held_ = look.cycles == last_.cycles ? held_ + 1 : 0;
   const int intervals = last_.activity.intervals;

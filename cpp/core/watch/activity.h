@@ -36,10 +36,6 @@ struct Activity {
 
 constexpr std::array<const char*, 3> NamesOf(Activity::Kind /*kind*/) { return {"computing", "waiting", "resting"}; }
 
-std::string Encode(const Activity& activity);
-// Throws std::runtime_error if the bytes do not encode an activity.
-Activity DecodeActivity(const std::string& bytes);
-
 // The state of this process at one moment.
 struct Look {
   Activity activity;         // what the process is doing; `intervals` is not set

@@ -1,0 +1,40 @@
+#include "core/slowness/step_rows.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <utility>
+
+namespace horovod_partial {
+
+void StepRows::Add(Rank rank, const std::vector<TimedStep>& steps) {
+  Member& member = ranks_[static_cast<std::size_t>(rank)];
+  member.steps.insert(member.steps.end(), steps.begin(), steps.end());
+  while (member.steps.size() > kMostAhead) {
+    const std::int64_t first = member.steps.front().number;
+    member.steps.pop_front();
+    member.left_out += member.steps.front().number - first;
+  }
+}
+
+std::vector<std::vector<double>> StepRows::Take() {
+  std::vector<std::vector<double>> rows;
+  const auto holds_up = [](const Member& member) { return member.steps.empty() && !member.out; };
+  while (std::none_of(ranks_.begin(), ranks_.end(), holds_up)) {
+    std::optional<std::int64_t> number;
+    for (const Member& member : ranks_)
+      if (!member.steps.empty()) number = std::min(number.value_or(member.next()), member.next());
+    if (!number) break;
+    std::vector<double> row(ranks_.size(), std::numeric_limits<double>::quiet_NaN());
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      Member& member = ranks_[rank];
+      if (member.steps.empty() || member.next() != *number) continue;
+      row[rank] = member.steps.front().seconds;
+      member.steps.pop_front();
+    }
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+}  // namespace horovod_partial

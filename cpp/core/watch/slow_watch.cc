@@ -1,0 +1,58 @@
+#include "core/watch/slow_watch.h"
+
+#include <cmath>
+#include <iomanip>
+#include <sstream>
+
+namespace horovod_partial {
+namespace {
+
+constexpr double kRecent = 0.2;  // the weight of a heartbeat in the means
+constexpr double kLeastStolen = 0.05, kLeastThrottled = 0.01, kLeastPressure = 0.1;  // smaller shares are not told
+
+void Average(double& mean, double value) {
+  if (value < 0) return;
+  mean = mean < 0 ? value : mean + kRecent * (value - mean);
+}
+
+}  // namespace
+
+void SlowWatch::Says(Rank rank, const Beat& beat) {
+  rows_.SetOut(rank, beat.activity.kind == Activity::Kind::kResting);
+  rows_.Add(rank, beat.steps);
+  MachineSigns& signs = signs_[static_cast<std::size_t>(rank)];
+  Average(signs.processors, beat.signs.processors);
+  Average(signs.stolen, beat.signs.stolen);
+  Average(signs.throttled, beat.signs.throttled);
+  Average(signs.pressure, beat.signs.pressure);
+}
+
+std::string SlowWatch::Pass() {
+  std::string told;
+  for (const std::vector<double>& row : rows_.Take())
+    for (const SlowRanks::News& news : slow_.Step(row)) told += (told.empty() ? "" : "; ") + Describe(news);
+  return told;
+}
+
+std::string SlowWatch::Describe(const SlowRanks::News& news) const {
+  std::string line = "rank " + std::to_string(news.slowness.rank) + ' ' + news.slowness.Describe();
+  if (news.change == SlowRank::Change::kEnds) return line + ", and is not slow any more";
+  return line + horovod_partial::Describe(signs_[static_cast<std::size_t>(news.slowness.rank)]);
+}
+
+std::string Describe(const MachineSigns& signs) {
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(1);
+  if (signs.processors >= 0) text << " (it uses " << signs.processors << " processors";
+  const auto tell = [&](double share, double least, const char* what, const char* of) {
+    if (share < least) return;
+    text << (text.tellp() > 0 ? "; " : " (") << what << ' ' << std::lround(100 * share) << " % of " << of;
+  };
+  tell(signs.throttled, kLeastThrottled, "its cgroup is throttled in", "the scheduling periods");
+  tell(signs.stolen, kLeastStolen, "the hypervisor of its host takes", "the processor time");
+  tell(signs.pressure, kLeastPressure, "processes on its host wait for a processor", "the time");
+  if (text.tellp() > 0) text << ')';
+  return text.str();
+}
+
+}  // namespace horovod_partial

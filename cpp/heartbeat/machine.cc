@@ -1,0 +1,91 @@
+#include "heartbeat/machine.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+namespace horovod_partial::heartbeat {
+namespace {
+
+// Returns the number after a word in a file, or -1. The files of /proc and of cgroups have such pairs.
+double NumberAfter(const std::string& path, const std::string& word, const std::string& line = "") {
+  std::ifstream file(path);
+  for (std::string read; std::getline(file, read);) {
+    if (read.rfind(line, 0) != 0) continue;
+    std::istringstream words(read);
+    for (std::string one; words >> one;) {
+      double number = 0;
+      if (one == word && words >> number) return number;
+      if (one.rfind(word + '=', 0) == 0) return std::strtod(one.c_str() + word.size() + 1, nullptr);
+    }
+  }
+  return -1;
+}
+
+// Returns the file that counts the scheduling periods of this process's cgroup. There may be none.
+std::string FileOfCgroup() {
+  std::ifstream file("/proc/self/cgroup");
+  std::string folder;
+  for (std::string line; std::getline(file, line);)
+    if (line.rfind("0::", 0) == 0) folder = line.substr(3);
+  const std::string path = "/sys/fs/cgroup" + folder + "/cpu.stat";
+  return std::ifstream(path).good() ? path : "/sys/fs/cgroup/cpu/cpu.stat";  // the latter in version 1 of cgroups
+}
+
+// Returns the processor time that the hypervisor has given to others, in seconds, or -1.
+double Stolen() {
+  std::ifstream file("/proc/stat");
+  std::string name;
+  std::array<double, 8> ticks{};  // user, nice, system, idle, iowait, irq, softirq, steal
+  if (!(file >> name) || name != "cpu") return -1;
+  for (double& one : ticks)
+    if (!(file >> one)) return -1;
+  return ticks.back() / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+double Seconds(const timeval& time) {
+  return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+}
+
+double Share(double before, double after, double whole) {
+  if (before < 0 || after < 0) return -1;
+  return std::max(0.0, (after - before) / whole);
+}
+
+}  // namespace
+
+Machine::Counters Machine::Read() {
+  Counters counters;
+  counters.now = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  rusage usage{};
+  if (getrusage(RUSAGE_SELF, &usage) == 0) counters.used = Seconds(usage.ru_utime) + Seconds(usage.ru_stime);
+  counters.stolen = Stolen();
+  counters.processors = std::max(1.0, static_cast<double>(sysconf(_SC_NPROCESSORS_ONLN)));
+  counters.periods = NumberAfter(FileOfCgroup(), "nr_periods");
+  counters.throttled = NumberAfter(FileOfCgroup(), "nr_throttled");
+  const double waited = NumberAfter("/proc/pressure/cpu", "total", "some");
+  counters.waited = waited < 0 ? -1 : 1e-6 * waited;
+  return counters;
+}
+
+MachineSigns Machine::Look() {
+  const Counters now = Read();
+  MachineSigns signs;
+  if (last_ && now.now > last_->now) {
+    const double seconds = now.now - last_->now;
+    signs.processors = Share(last_->used, now.used, seconds);
+    signs.stolen = Share(last_->stolen, now.stolen, seconds * now.processors);
+    if (now.periods > last_->periods)
+      signs.throttled = Share(last_->throttled, now.throttled, now.periods - last_->periods);
+    signs.pressure = Share(last_->waited, now.waited, seconds);
+  }
+  last_ = now;
+  return signs;
+}
+
+}  // namespace horovod_partial::heartbeat

@@ -1,0 +1,35 @@
+// What the machine does to this process, as far as Linux tells it.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <optional>
+
+#include "core/watch/beat.h"
+
+namespace horovod_partial::heartbeat {
+
+// Used by one thread.
+class Machine {
+ public:
+  // Returns the signs since the last call. The first call returns unknown ones.
+  MachineSigns Look();
+
+ private:
+  // Times since the start of the machine or of the process, in seconds, and counts. Below 0 if Linux does not tell
+  // them.
+  struct Counters {
+    double now = 0;
+    double used = -1;       // processor time of this process
+    double stolen = -1;     // processor time that the hypervisor gave to others, over all processors
+    double processors = 1;  // the number of processors of the machine
+    double periods = -1;    // the number of scheduling periods of this process's cgroup
+    double throttled = -1;  // the number of those in which it was throttled
+    double waited = -1;     // how long some process of the machine has waited for a processor
+  };
+  static Counters Read();
+
+  std::optional<Counters> last_;
+};
+
+}  // namespace horovod_partial::heartbeat

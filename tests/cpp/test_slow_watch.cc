@@ -1,0 +1,86 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/watch/slow_watch.h"
+
+namespace horovod_partial {
+namespace {
+
+using testing::AllOf;
+using testing::EndsWith;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+// Ranks that take steps of given lengths, five in a heartbeat.
+struct Ranks {
+  explicit Ranks(int size) : watch(size), seconds(static_cast<std::size_t>(size), 0.1) {}
+
+  // Returns what was told within so many heartbeats.
+  std::vector<std::string> Run(int beats) {
+    std::vector<std::string> told;
+    for (int i = 0; i < beats; ++i) {
+      for (std::size_t rank = 0; rank < seconds.size(); ++rank) {
+        Beat beat;
+        for (int step = 0; step < 5; ++step) beat.steps.push_back({number + step, seconds[rank]});
+        if (rank == 2) beat.signs.throttled = 0.4;
+        watch.Says(static_cast<Rank>(rank), beat);
+      }
+      number += 5;
+      if (const std::string line = watch.Pass(); !line.empty()) told.push_back(line);
+    }
+    return told;
+  }
+
+  SlowWatch watch;
+  std::vector<double> seconds;
+  std::int64_t number = 0;
+};
+
+TEST(SlowWatchTest, TellsOnceWhoIsSlowAndWhenItIsOver) {
+  Ranks ranks(3);
+  EXPECT_TRUE(ranks.Run(4).empty());
+  ranks.seconds[2] = 0.2;
+  const auto begins = ranks.Run(4);
+  ASSERT_EQ(begins.size(), 1U);
+  EXPECT_THAT(begins[0], AllOf(StartsWith("rank 2 takes 2.0 times (95 %: 2.0 to 2.0) as long as the median rank, in "),
+                               EndsWith(" since step 20 (its cgroup is throttled in 40 % of the scheduling periods)")));
+  ranks.seconds[2] = 0.1;
+  const auto ends = ranks.Run(8);
+  ASSERT_EQ(ends.size(), 1U);
+  EXPECT_THAT(ends[0], EndsWith("in 20 of 20 steps from step 20 to 39, and is not slow any more"));
+}
+
+TEST(SlowWatchTest, SeveralRanksAreToldInOneLine) {
+  Ranks ranks(8);
+  ranks.seconds[2] = ranks.seconds[5] = 0.2;
+  const auto told = ranks.Run(4);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_THAT(told[0], AllOf(StartsWith("rank 2 takes "), HasSubstr("; rank 5 takes ")));
+}
+
+TEST(SlowWatchTest, ARankThatHasJoinedOrEndedHoldsNothingUp) {
+  Ranks ranks(3);
+  ranks.watch.Gone(0);
+  ranks.seconds = {};
+  std::size_t told = 0;
+  for (std::int64_t step = 0; step < 20; ++step) {
+    ranks.watch.Says(1, {{Activity::Kind::kComputing, "", {}, 0}, {{step, 0.1}}, {}});
+    ranks.watch.Says(2, {{Activity::Kind::kComputing, "", {}, 0}, {{step, 0.3}}, {}});
+    told += ranks.watch.Pass().empty() ? 0 : 1;
+  }
+  EXPECT_EQ(told, 1U);
+  ranks.watch.Says(2, {{Activity::Kind::kResting, "a join", {}, 0}, {}, {}});
+  EXPECT_EQ(ranks.watch.Pass(), "");
+}
+
+TEST(MachineSignsTest, OnlyWhatStandsOutIsTold) {
+  EXPECT_EQ(Describe(MachineSigns{}), "");
+  EXPECT_EQ(Describe(MachineSigns{0.52, 0.01, 0, 0.02}), " (it uses 0.5 processors)");
+  EXPECT_EQ(
+      Describe(MachineSigns{0.5, 0.2, 0.4, 0.3}),
+      " (it uses 0.5 processors; its cgroup is throttled in 40 % of the scheduling periods; the hypervisor of its "
+      "host takes 20 % of the processor time; processes on its host wait for a processor 30 % of the time)");
+}
+
+}  // namespace
+}  // namespace horovod_partial
