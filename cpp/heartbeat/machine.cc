@@ -27,14 +27,24 @@ double NumberAfter(const std::string& path, const std::string& word, const std::
   return -1;
 }
 
-// Returns the file that counts the scheduling periods of this process's cgroup. There may be none.
+// Returns the file that counts the scheduling periods of this process's cgroup, or of the nearest cgroup above it that
+// limits processors. Empty if there is none.
 std::string FileOfCgroup() {
   std::ifstream file("/proc/self/cgroup");
-  std::string folder;
-  for (std::string line; std::getline(file, line);)
-    if (line.rfind("0::", 0) == 0) folder = line.substr(3);
-  const std::string path = "/sys/fs/cgroup" + folder + "/cpu.stat";
-  return std::ifstream(path).good() ? path : "/sys/fs/cgroup/cpu/cpu.stat";  // the latter in version 1 of cgroups
+  for (std::string line; std::getline(file, line);) {
+    std::string mount;
+    const std::size_t path = line.find(':', line.find(':') + 1) + 1;
+    if (line.rfind("0::", 0) == 0) mount = "/sys/fs/cgroup";
+    if (line.find(":cpu,") != std::string::npos || line.find(":cpu:") != std::string::npos)
+      mount = "/sys/fs/cgroup/cpu";
+    if (mount.empty()) continue;
+    for (std::string folder = line.substr(path);; folder.erase(folder.rfind('/'))) {
+      const std::string of_folder = mount + folder + "/cpu.stat";
+      if (NumberAfter(of_folder, "nr_periods") > 0) return of_folder;
+      if (folder.find('/') == std::string::npos) break;
+    }
+  }
+  return "";
 }
 
 // Returns the processor time that the hypervisor has given to others, in seconds, or -1.
@@ -59,15 +69,17 @@ double Share(double before, double after, double whole) {
 
 }  // namespace
 
-Machine::Counters Machine::Read() {
+Machine::Machine() : cgroup_(FileOfCgroup()) {}
+
+Machine::Counters Machine::Read() const {
   Counters counters;
   counters.now = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   rusage usage{};
   if (getrusage(RUSAGE_SELF, &usage) == 0) counters.used = Seconds(usage.ru_utime) + Seconds(usage.ru_stime);
   counters.stolen = Stolen();
   counters.processors = std::max(1.0, static_cast<double>(sysconf(_SC_NPROCESSORS_ONLN)));
-  counters.periods = NumberAfter(FileOfCgroup(), "nr_periods");
-  counters.throttled = NumberAfter(FileOfCgroup(), "nr_throttled");
+  counters.periods = NumberAfter(cgroup_, "nr_periods");
+  counters.throttled = NumberAfter(cgroup_, "nr_throttled");
   const double waited = NumberAfter("/proc/pressure/cpu", "total", "some");
   counters.waited = waited < 0 ? -1 : 1e-6 * waited;
   return counters;

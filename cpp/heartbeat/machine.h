@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <optional>
+#include <string>
 
 #include "core/watch/beat.h"
 
@@ -12,6 +13,7 @@ namespace horovod_partial::heartbeat {
 // Used by one thread.
 class Machine {
  public:
+  Machine();
   // Returns the signs since the last call. The first call returns unknown ones.
   MachineSigns Look();
 
@@ -27,8 +29,9 @@ class Machine {
     double throttled = -1;  // the number of those in which it was throttled
     double waited = -1;     // how long some process of the machine has waited for a processor
   };
-  static Counters Read();
+  Counters Read() const;
 
+  const std::string cgroup_;  // the file that counts the scheduling periods of this process's cgroup; empty for none
   std::optional<Counters> last_;
 };
 

@@ -194,8 +194,8 @@ class Center final : public Monitor::Watch {
     if (received.state == State::kEnded) {
       heartbeats_.Gone(*peer.rank);
       if (stalls_) stalls_->Gone(*peer.rank);
-      slow_.Gone(*peer.rank);
     }
+    if (received.state != State::kOpen) slow_.Gone(*peer.rank);
     return received.state == State::kOpen;
   }
 

@@ -61,7 +61,7 @@ class Runtime:
         self.healed: Counter[str] = Counter()  # for each bucket, how often its optimizer's replica was healed
         self._process_sets = {0}  # numbers of the process sets that may have had rounds: shutdown and exit flush them
         self._begun = Tenure(self)
-        self._recorded = Tenure(self)
+        self._observed = Tenure(self)
         # The optimizers' exchanges that take part in flushes. Guarded by _appliers_lock.
         self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._averagers: weakref.WeakSet[Any] = weakref.WeakSet()  # exchanges of models; the same lock guards them
@@ -117,7 +117,7 @@ class Runtime:
     def _watch_as_set(self) -> None:
         """Start a watch and a recording if the settings ask for it. A failure is only logged, because training can go on."""
         config = settings()
-        if not self._recorded.enter():
+        if not self._observed.enter():
             return
         if config.watch:
             self._time_steps()
@@ -154,18 +154,20 @@ class Runtime:
 
         Raises:
             HorovodInternalError: Horovod has shut down.
-            ValueError: this rank sends no heartbeats, which carry the times.
         """
-        if self._monitor is None and self._mpi_ops.size() > 1:
-            raise ValueError(
-                "watch needs heartbeats, and this rank sends none: set HOROVOD_PARTIAL_WATCH=1 before init, or leave "
-                "HOROVOD_PARTIAL_STALL_SECONDS above 0"
-            )
         self._time_steps()
+        self._warn_of_no_watch()
 
     def _time_steps(self) -> None:
         self._guarded(_attach.watch, self._library)
         self.notes_waits = True
+
+    def _warn_of_no_watch(self) -> None:
+        if self._monitor is None and self._mpi_ops.rank() == 0 and self._mpi_ops.size() > 1:
+            log.logger.warning(
+                "no slow rank will be named, because the ranks give each other no signs of life: HOROVOD_PARTIAL_WATCH and "
+                "HOROVOD_PARTIAL_STALL_SECONDS are 0, or the program has called Horovod's own init, or a line above says why"
+            )
 
     def record_wait(self, begin: int, end: int) -> None:
         """Record that the application was blocked for an operation of Horovod's own.
@@ -292,11 +294,8 @@ class Runtime:
         """Remember a process set, so that shutdown or the exit of the process delivers its late contributions."""
         if self._begin():  # if the program has called Horovod's own `init`, `use` is first to notice the generation
             self._watch_as_set()
-            if settings().watch and self._monitor is None and self._mpi_ops.rank() == 0 and self._mpi_ops.size() > 1:
-                log.logger.warning(
-                    "HOROVOD_PARTIAL_WATCH names no slow rank, because the program has called Horovod's own init: call that "
-                    "of horovod_partial"
-                )
+            if settings().watch:
+                self._warn_of_no_watch()
         self._process_sets.add(process_set)
 
     def _begin(self) -> bool:

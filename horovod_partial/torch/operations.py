@@ -152,11 +152,12 @@ def watch() -> None:
     """Let rank 0 log when a rank becomes slow, how slow, since which step and in what way, and when it is over.
 
     `HOROVOD_PARTIAL_WATCH=1` does the same from `init` on. Call this on every rank, at the same place in the program.
-    Steps are timed under every policy, `Full()` included. Each rank tells rank 0 its times once a second.
+    Steps are timed under every policy, `Full()` included. Each rank tells rank 0 its times once a second. A rank that
+    has not called this is not compared.
     The watch ends when Horovod shuts down. `docs/slow-ranks.md` has an example.
 
     Raises:
-        ValueError: Horovod has not been initialised, or heartbeats are turned off.
+        ValueError: Horovod has not been initialised.
     """
     runtime.check_initialized()
     runtime.watch()

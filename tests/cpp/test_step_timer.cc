@@ -48,6 +48,13 @@ TEST(ArrivalStepsTest, AWaitThatGoesOnAfterTheLastArrivalCountsUpToIt) {
   EXPECT_EQ(steps.Take(), (Steps{{1, 0.015}}));
 }
 
+TEST(ArrivalStepsTest, MicroBatchesWithOneResultTogetherBeginOneAfterTheOther) {
+  ArrivalSteps steps;
+  for (int micro_batch = 0; micro_batch < 4; ++micro_batch)
+    steps.Arrived(micro_batch, std::chrono::milliseconds(100 + 10 * micro_batch));
+  EXPECT_EQ(steps.Take(), (Steps{{1, 0.010}, {2, 0.010}}));
+}
+
 TEST(ReductionStepsTest, AStepComputesUntilItsLastTensorsWereSeen) {
   ReductionSteps steps;
   steps.Handed(5ms);
@@ -103,22 +110,25 @@ TEST(StepTimerTest, StepsThatNobodyTakesAreBounded) {
 }
 
 using Rows = std::vector<std::vector<double>>;
+constexpr std::size_t kAll = 1'000'000;
 
 TEST(StepRowsTest, AreThereWhenAllRanksHaveTheStep) {
   StepRows rows(2);
   rows.Add(0, {{1, 0.1}, {2, 0.2}});
-  EXPECT_TRUE(rows.Take().empty());
+  rows.Add(1, {{0, 0.0}});
+  ASSERT_EQ(rows.Take(kAll).size(), 1U);
+  EXPECT_TRUE(rows.Take(kAll).empty());
   rows.Add(1, {{1, 0.3}});
-  EXPECT_EQ(rows.Take(), (Rows{{0.1, 0.3}}));
+  EXPECT_EQ(rows.Take(kAll), (Rows{{0.1, 0.3}}));
   rows.Add(1, {{2, 0.4}});
-  EXPECT_EQ(rows.Take(), (Rows{{0.2, 0.4}}));
+  EXPECT_EQ(rows.Take(kAll), (Rows{{0.2, 0.4}}));
 }
 
 TEST(StepRowsTest, AStepThatARankLacksShiftsNothing) {
   StepRows rows(2);
   rows.Add(0, {{1, 0.1}, {2, 0.2}, {3, 0.3}});
   rows.Add(1, {{1, 0.5}, {3, 0.7}});
-  const Rows taken = rows.Take();
+  const Rows taken = rows.Take(kAll);
   ASSERT_EQ(taken.size(), 3U);
   EXPECT_TRUE(std::isnan(taken[1][1]));
   EXPECT_EQ(taken[2], (std::vector<double>{0.3, 0.7}));
@@ -129,15 +139,51 @@ TEST(StepRowsTest, NobodyWaitsForARankThatIsOut) {
   rows.SetOut(1, true);
   rows.Add(0, {{1, 0.1}});
   rows.Add(2, {{1, 0.3}});
-  const Rows taken = rows.Take();
+  const Rows taken = rows.Take(kAll);
   ASSERT_EQ(taken.size(), 1U);
   EXPECT_TRUE(std::isnan(taken[0][1]));
   for (const Rank rank : {0, 2}) rows.SetOut(rank, true);
-  EXPECT_TRUE(rows.Take().empty());
+  EXPECT_TRUE(rows.Take(kAll).empty());
+}
+
+TEST(StepRowsTest, ARankIsWaitedForFromItsFirstStepOn) {
+  StepRows rows(2);
+  rows.Add(0, {{1, 0.1}});
+  EXPECT_EQ(rows.Take(kAll).size(), 1U);
+  rows.Add(1, {{1, 0.5}, {2, 0.6}});
+  EXPECT_TRUE(rows.Take(kAll).empty());
+  rows.Add(0, {{2, 0.2}});
+  const Rows taken = rows.Take(kAll);
+  ASSERT_EQ(taken.size(), 2U);
+  EXPECT_TRUE(std::isnan(taken[0][0])) << "this step was taken before";
+  EXPECT_EQ(taken[1], (std::vector<double>{0.2, 0.6}));
+}
+
+TEST(StepRowsTest, ARankThatHasMissedStepsInAJoinIsLinedUpAgain) {
+  StepRows rows(2);
+  rows.Add(0, {{1, 0.1}});
+  rows.Add(1, {{1, 0.1}});
+  EXPECT_EQ(rows.Take(kAll).size(), 1U);
+  rows.SetOut(1, true);
+  rows.Add(0, {{2, 0.2}, {3, 0.3}});
+  EXPECT_EQ(rows.Take(kAll).size(), 2U);
+  rows.SetOut(1, false);
+  rows.Add(1, {{2, 0.7}, {3, 0.8}});
+  rows.Add(0, {{4, 0.4}, {5, 0.5}});
+  EXPECT_EQ(rows.Take(kAll), (Rows{{0.4, 0.7}, {0.5, 0.8}}));
+}
+
+TEST(StepRowsTest, NoMoreRowsAreTakenThanAreWanted) {
+  StepRows rows(1);
+  rows.Add(0, {{1, 0.1}, {2, 0.2}, {3, 0.3}});
+  EXPECT_EQ(rows.Take(2).size(), 2U);
+  EXPECT_EQ(rows.Take(2).size(), 1U);
 }
 
 TEST(StepRowsTest, HeartbeatsOfFastRanksComeAtTheirOwnTimes) {
   StepRows rows(2);
+  for (const Rank rank : {0, 1}) rows.Add(rank, {{-1, 0}});
+  EXPECT_EQ(rows.Take(kAll).size(), 1U);
   std::size_t equal = 0;
   std::int64_t next[] = {0, 0};
   for (int beat = 0; beat < 20; ++beat) {
@@ -145,19 +191,21 @@ TEST(StepRowsTest, HeartbeatsOfFastRanksComeAtTheirOwnTimes) {
     std::vector<TimedStep> steps;
     for (int i = 0; i < 1000; ++i, ++next[rank]) steps.push_back({next[rank], static_cast<double>(next[rank])});
     rows.Add(rank, steps);
-    for (const auto& row : rows.Take()) equal += row[0] == row[1] ? 1 : 0;
+    for (const auto& row : rows.Take(kAll)) equal += row[0] == row[1] ? 1 : 0;
   }
   EXPECT_EQ(equal, 10'000U);
 }
 
 TEST(StepRowsTest, ARankThatIsFarAheadIsComparedWithLaterSteps) {
   StepRows rows(2);
+  for (const Rank rank : {0, 1}) rows.Add(rank, {{-1, 0}});
+  EXPECT_EQ(rows.Take(kAll).size(), 1U);
   std::vector<TimedStep> steps;
   for (int i = 0; i < 10'000; ++i) steps.push_back({i, static_cast<double>(i)});
   rows.Add(0, steps);
-  EXPECT_TRUE(rows.Take().empty());
+  EXPECT_TRUE(rows.Take(kAll).empty());
   rows.Add(1, {{0, 7}});
-  EXPECT_EQ(rows.Take(), (Rows{{10'000.0 - StepRows::kMostAhead, 7}}));
+  EXPECT_EQ(rows.Take(kAll), (Rows{{10'000.0 - StepRows::kMostAhead, 7}}));
 }
 
 }  // namespace

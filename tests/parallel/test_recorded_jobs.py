@@ -71,6 +71,7 @@ def test_who_is_slow_shows(job: Job, folder: Path, policy: str, what: str) -> No
 @FOR_GLOO
 def test_who_made_the_micro_batches_shows(job: Job, folder: Path) -> None:
     found = steps_of(record(job, folder, "recorded", "work_sharing", "20", "whole"))
+    assert set(re.findall(r"rank (\d) takes", job.output())) <= {"2"}, job.output()
     assert (found.rounds, found.passes) == (True, 2)
     common = found.common()
     made = np.array([of_rank.micro_batches for of_rank in common.ranks])

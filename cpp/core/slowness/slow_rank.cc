@@ -16,6 +16,8 @@ constexpr std::size_t kSpans = 64;       // the number of ended spans that are k
 constexpr std::size_t kFound = 1000;     // the number of times when the rank was slow that are kept
 constexpr std::size_t kFactors = 64;     // the number of slow steps that give a factor
 constexpr std::size_t kGrowth = 256, kLeastGrowth = 32;  // the most and the least slow steps in which growth is sought
+constexpr std::int64_t kShort = 10;                      // a span goes on after a pause of less than this part of it
+constexpr double kMuch = 1.5;                            // a change of the factor by this is told
 constexpr std::int64_t kRare = 20;  // the next burst begins within this many times the length of the last one
 // Bursts are over when none has begun for kPatience periods, or kMostPatience steps if one and a half periods are less.
 // A burst that lasts for kPatience periods is none.
@@ -55,15 +57,17 @@ std::optional<std::size_t> SlowRank::Begins(const ComparedStep& step) {
   std::optional<std::size_t> best;
   for (std::size_t which = 0; which < kShares.size(); ++which) {
     Evidence& of = evidence_[which];
-    if (of.sum <= 0) of = {0, step.step, 0};
+    if (of.sum <= 0) of = {0, step.step, 0, 0};
     of.sum += which != kAll && kShares[which] <= step.chance ? -1 : Likelihood(step, which);
+    of.slow += IsSlow(step, which) ? 1 : 0;
     of.lost += step.lost;
     const auto steps = static_cast<double>(step.step - of.begin + 1);
+    const double least_lost = std::max(kLeastLost, steps * kLeastCost);
     // If nearly all of the last steps are slow, the sum of number 0 will be large enough soon.
     const bool fits = which == kAll || evidence_[kAll].sum < kNearlyAll;
     // Some slow steps in a row are likely if some steps are slow anyway.
     const double least = span_ && span_->which != kAll ? 2 * begin_ : begin_;
-    const bool enough = fits && of.sum >= least && of.lost >= std::max(kLeastLost, kLeastCost * steps);
+    const bool enough = fits && of.sum >= least && of.lost >= least_lost;
     if (enough && (!best || of.sum > evidence_[*best].sum)) best = which;
   }
   return best;
@@ -73,6 +77,7 @@ void SlowRank::Begin(std::size_t which, const ComparedStep& step) {
   const Evidence evidence = evidence_[which];
   if (span_) {  // some steps were slow, and now nearly all are
     Slowness& some = found_.back();
+    Measure(some);
     for (const ComparedStep& one : steps_)
       if (one.slow && one.step >= evidence.begin && one.step < span_->end) --some.steps;
     some.lost = std::max(0.0, some.lost - evidence.lost);
@@ -80,17 +85,26 @@ void SlowRank::Begin(std::size_t which, const ComparedStep& step) {
     some.length = some.end - some.begin;
     if (some.length <= 0) found_.pop_back();
   }
-  if (which == kAll && !in_bursts() && !ended_.empty()) {
-    const Span& last = ended_.back();
-    if (evidence.begin - last.end > kRare * (last.end - last.begin)) ForgetEnded();
-  }
   Span span;
   span.which = which;
   span.begin = evidence.begin;
   span.end = step.step + 1;
+  span.slow = evidence.slow;
   span.lost = evidence.lost;
-  for (const ComparedStep& one : steps_)
-    if (one.step >= span.begin && IsSlow(one, which)) ++span.slow;
+  if (which == kAll && !in_bursts() && !ended_.empty()) {
+    const Span last = ended_.back();
+    const std::int64_t gap = evidence.begin - last.end, length = last.end - last.begin;
+    if (gap > kRare * length) ForgetEnded();
+    if (kShort * gap < length) {  // a short pause ends no slowness
+      span.begin = last.begin;
+      span.slow += last.slow;
+      span.lost += last.lost;
+      ended_.pop_back();
+      ended_slow_ -= last.slow;
+      ended_lost_ -= last.lost;
+      if (!found_.empty() && found_.back().begin == last.begin) found_.pop_back();
+    }
+  }
   span_ = span;
   const Evidence all = evidence_[kAll];
   evidence_ = {};
@@ -158,46 +172,47 @@ bool SlowRank::Grows() const {
 
 // Brings `found_` up to date. Returns what must be told.
 SlowRank::Change SlowRank::Tell(std::int64_t step) {
-  const bool was = slow();
-  if (!span_) {
-    if (!in_bursts()) return Change::kNone;
-    const double period = found_.back().period;
-    const double patience = std::max(1.5 * period, std::min(kPatience * period, kMostPatience));
-    if (static_cast<double>(step - ended_.back().begin) <= patience) return Change::kNone;
-    Measure(found_.back());
-    found_.back().end = ended_.back().end;
-    ForgetEnded();
-    return Change::kEnds;
-  }
   if (in_bursts()) {
-    const bool lasts = static_cast<double>(span_->end - span_->begin) > kPatience * found_.back().period;
-    if (!lasts) {
+    const double period = found_.back().period;
+    if (span_ && static_cast<double>(span_->end - span_->begin) <= kPatience * period) {
       Measure(found_.back());
       return Change::kNone;
     }
+    const double patience = std::max(1.5 * period, std::min(kPatience * period, kMostPatience));
+    if (!span_ && static_cast<double>(step - ended_.back().begin) <= patience) return Change::kNone;
+    const std::optional<Span> present = std::exchange(span_, std::nullopt);
+    Measure(found_.back());
     found_.back().end = ended_.back().end;
     ForgetEnded();
-    found_.push_back({rank_, SlownessKind::kPersistent, span_->begin});
-    Measure(found_.back());
-    return Change::kChanges;
+    span_ = present;
+    return span_ ? Found(SlownessKind::kPersistent, span_->begin, Change::kChanges) : Change::kEnds;
   }
+  if (!span_) return Change::kNone;
   if (span_->which == kAll && !ended_.empty()) {
     // The earlier spans of these bursts were told one by one.
     const std::int64_t first = ended_.front().begin;
     while (!found_.empty() && found_.back().begin >= first) found_.pop_back();
-    found_.push_back({rank_, SlownessKind::kBursts, first});
-    Measure(found_.back());
-    return was ? Change::kChanges : Change::kBegins;
+    return Found(SlownessKind::kBursts, first, Change::kBegins);
   }
-  if (!was) found_.push_back({rank_, SlownessKind::kPersistent, span_->begin});
+  if (!slow())
+    return Found(span_->which == kAll ? SlownessKind::kPersistent : SlownessKind::kRandom, span_->begin,
+                 Change::kBegins);
+  Slowness& lasts = found_.back();
+  Measure(lasts);
+  const bool grows = lasts.kind == SlownessKind::kPersistent && step % kOften == 0 && Grows();
+  if (grows) lasts.kind = SlownessKind::kGrowing;
+  if (!grows && lasts.low <= kMuch * told_ && lasts.high >= told_ / kMuch) return Change::kNone;
+  told_ = lasts.factor;
+  return Change::kChanges;
+}
+
+// Adds what was found.
+SlowRank::Change SlowRank::Found(SlownessKind kind, std::int64_t begin, Change change) {
+  found_.push_back({rank_, kind, begin});
   if (found_.size() > kFound) found_.erase(found_.begin());
-  Slowness& told = found_.back();
-  const SlownessKind before = told.kind;
-  if (span_->which != kAll) told.kind = SlownessKind::kRandom;
-  if (told.kind == SlownessKind::kPersistent && step % kOften == 0 && Grows()) told.kind = SlownessKind::kGrowing;
-  Measure(told);
-  if (!was) return Change::kBegins;
-  return told.kind != before ? Change::kChanges : Change::kNone;
+  Measure(found_.back());
+  told_ = found_.back().factor;
+  return change;
 }
 
 // Fills in the figures of what lasts.

@@ -51,6 +51,7 @@ class SlowRank {
   struct Evidence {
     double sum = 0;
     std::int64_t begin = 0;
+    std::int64_t slow = 0;  // the number of slow steps
     double lost = 0;
   };
   // Steps in a row that are slow, or some of which are.
@@ -75,6 +76,7 @@ class SlowRank {
   void ForgetEnded();
   bool Grows() const;
   Change Tell(std::int64_t step);
+  Change Found(SlownessKind kind, std::int64_t begin, Change change);
   void Measure(Slowness& told) const;
 
   const Rank rank_;
@@ -86,6 +88,7 @@ class SlowRank {
   std::int64_t ended_slow_ = 0;     // the number of slow steps in all of these, those that were forgotten included
   double ended_lost_ = 0;           // and what these spans cost
   std::vector<Slowness> found_;
+  double told_ = 1;  // the factor that was told last
 };
 
 constexpr std::array<const char*, 4> NamesOf(SlowRank::Change) { return {"none", "begins", "changes", "ends"}; }

@@ -9,7 +9,8 @@
 namespace horovod_partial {
 namespace {
 
-constexpr double kLeastFactor = 1.1;    // a slow rank's steps take at least this many times as long as others',
+constexpr double kLeastMean = 1.08;     // a rank is slow if nearly all of its steps take so many times as long,
+constexpr double kLeastFactor = 1.1;    // or if some steps do that take at least so many times as long,
 constexpr double kDeviations = 3;       // and a single slow step is longer by at least this many standard deviations
 constexpr std::size_t kLeastSteps = 3;  // the noise is known from this many steps on
 constexpr double kShortest = 1e-6;      // shorter compute times count as this long, because they have no logarithm
@@ -35,13 +36,14 @@ std::vector<SlowRanks::News> SlowRanks::Step(const std::vector<double>& seconds)
   if (seconds.size() != members_.size())
     throw std::invalid_argument("a step needs a compute time for each of " + std::to_string(members_.size()) +
                                 " ranks, not " + std::to_string(seconds.size()));
-  Row row{steps_++, seconds, seconds, seconds, 0};
+  Row row{steps_, seconds, seconds, seconds, 0};
   std::vector<double> sorted;
   for (double& one : row.seconds) {
     one = std::isfinite(one) ? std::max(one, kShortest) : std::numeric_limits<double>::quiet_NaN();
     if (!std::isnan(one)) sorted.push_back(one);
   }
   if (sorted.size() < 2) return {};
+  ++steps_;
   std::sort(sorted.begin(), sorted.end());
   row.median = sorted[(sorted.size() - 1) / 2];
   for (std::size_t rank = 0; rank < row.seconds.size(); ++rank) {
@@ -79,24 +81,18 @@ std::vector<double> SlowRanks::Levels(const Row& row) const {
 }
 
 void SlowRanks::Compare(const Row& row, std::vector<News>& news) {
-  double longest = 0, sum = 0, count = 0, begins = 0, others = 0;
-  for (std::size_t rank = 0; rank < row.seconds.size(); ++rank) {
-    begins += members_[rank].begins;
-    others += members_[rank].others;
-    if (std::isnan(row.seconds[rank])) continue;
-    longest = std::max(longest, row.seconds[rank]);
-    sum += row.seconds[rank];
-    ++count;
+  double begins = 0, others = 0;
+  for (const Member& member : members_) {
+    begins += member.begins;
+    others += member.others;
   }
-  const double weight = std::max(kRecent, 1 / static_cast<double>(++compared_));
-  usual_ += weight * (row.median - usual_);
-  imbalance_ += weight * (longest * count / sum - imbalance_);
+  usual_ += std::max(kRecent, 1 / static_cast<double>(row.step + 1)) * (row.median - usual_);
   const double unsure = 1 + 4 / static_cast<double>(noise_.steps());
   const double least = std::max(std::log(kLeastFactor), unsure * kDeviations * noise_.typical());
   const std::vector<double> levels = Levels(row);
-  // The deviation of a level, and the shift of it that is sought. A larger shift is found sooner.
+  // The deviation of a level, and the shift of it that is sought. What is longer by half of that is evidence.
   const double deviation = std::max(unsure * level_noise_.full(), 1e-3);
-  const double shift = std::max(std::log(kLeastFactor), deviation / 2);
+  const double shift = std::max(2 * std::log(kLeastMean), deviation / 2);
   for (std::size_t rank = 0; rank < row.seconds.size(); ++rank) {
     if (std::isnan(row.seconds[rank])) continue;
     Member& member = members_[rank];

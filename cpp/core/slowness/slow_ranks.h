@@ -28,14 +28,13 @@ class SlowRanks {
   // what must be told. Throws std::invalid_argument unless there is a number for each rank.
   std::vector<News> Step(const std::vector<double>& seconds);
 
+  // The number of steps that were compared: those of two ranks or more.
   std::int64_t steps() const { return steps_; }
   // All times when a rank was slow, oldest first.
   // Throws std::out_of_range if there is no such rank.
   const std::vector<Slowness>& found(Rank rank) const {
     return members_.at(static_cast<std::size_t>(rank)).slow.found();
   }
-  // The mean of the slowest rank's time over the ranks' mean time, in recent steps. It is 1 if ranks do not wait.
-  double imbalance() const { return imbalance_; }
 
  private:
   struct Member {
@@ -60,9 +59,7 @@ class SlowRanks {
   StepNoise level_noise_;   // of what Levels returns
   std::vector<Row> first_;  // the first steps, until the noise is known
   std::int64_t steps_ = 0;
-  std::int64_t compared_ = 0;  // the number of steps that were compared
-  double usual_ = 0;           // the median rank's time: a mean over recent steps
-  double imbalance_ = 1;
+  double usual_ = 0;  // the median rank's time: a mean over recent steps
 };
 
 }  // namespace horovod_partial

@@ -29,7 +29,7 @@ struct Slowness {
   std::int64_t end = -1;    // the first step that is not slow any more; -1 while the rank is slow
   std::int64_t steps = 0;   // the number of slow steps
   std::int64_t length = 0;  // the number of steps from `begin` to `end`, or to the last one that counts so far
-  // How many times as long as the median rank's the slow steps take: the median, and its 95 % interval.
+  // How many times as long as the median of the other ranks the slow steps take: the median, and its 95 % interval.
   double factor = 1, low = 1, high = 1;
   double burst = 0, period = 0;  // of bursts: the median length, and from one begin to the next, in steps; otherwise 0
   double lost = 0;               // by how many steps of the median rank this rank has held up the others since `begin`

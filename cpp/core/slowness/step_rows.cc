@@ -8,7 +8,11 @@
 namespace horovod_partial {
 
 void StepRows::Add(Rank rank, const std::vector<TimedStep>& steps) {
+  if (steps.empty()) return;
   Member& member = ranks_[static_cast<std::size_t>(rank)];
+  member.has_begun = true;
+  if (std::exchange(member.was_out, false) && member.steps.empty())
+    member.left_out = std::min(member.left_out, steps.front().number - row_);
   member.steps.insert(member.steps.end(), steps.begin(), steps.end());
   while (member.steps.size() > kMostAhead) {
     const std::int64_t first = member.steps.front().number;
@@ -17,10 +21,16 @@ void StepRows::Add(Rank rank, const std::vector<TimedStep>& steps) {
   }
 }
 
-std::vector<std::vector<double>> StepRows::Take() {
+void StepRows::SetOut(Rank rank, bool out) {
+  Member& member = ranks_[static_cast<std::size_t>(rank)];
+  member.out = out;
+  if (out) member.was_out = true;
+}
+
+std::vector<std::vector<double>> StepRows::Take(std::size_t most) {
   std::vector<std::vector<double>> rows;
-  const auto holds_up = [](const Member& member) { return member.steps.empty() && !member.out; };
-  while (std::none_of(ranks_.begin(), ranks_.end(), holds_up)) {
+  const auto holds_up = [](const Member& member) { return member.steps.empty() && !member.out && member.has_begun; };
+  while (rows.size() < most && std::none_of(ranks_.begin(), ranks_.end(), holds_up)) {
     std::optional<std::int64_t> number;
     for (const Member& member : ranks_)
       if (!member.steps.empty()) number = std::min(number.value_or(member.next()), member.next());
@@ -33,6 +43,7 @@ std::vector<std::vector<double>> StepRows::Take() {
       member.steps.pop_front();
     }
     rows.push_back(std::move(row));
+    row_ = *number + 1;
   }
   return rows;
 }

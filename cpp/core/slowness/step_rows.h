@@ -19,21 +19,27 @@ class StepRows {
 
   explicit StepRows(int size) : ranks_(static_cast<std::size_t>(size)) {}
 
+  // A rank is waited for from its first step on.
   void Add(Rank rank, const std::vector<TimedStep>& steps);
-  // Says whether a rank takes no steps, because it is gone, has joined or has ended. Nobody waits for its steps.
-  void SetOut(Rank rank, bool out) { ranks_[static_cast<std::size_t>(rank)].out = out; }
-  // Returns the steps for which nobody must be waited for: the seconds of each rank, NaN for a rank without the step.
-  std::vector<std::vector<double>> Take();
+  // Says whether a rank takes no steps, because it is gone, has joined or has ended. Then nobody waits for its steps.
+  // If it comes back and has missed steps meanwhile, its next step counts as one of the next row.
+  void SetOut(Rank rank, bool out);
+  // Returns steps for which nobody must be waited for, at most so many: the seconds of each rank, NaN for a rank
+  // without the step.
+  std::vector<std::vector<double>> Take(std::size_t most);
 
  private:
   struct Member {
     std::deque<TimedStep> steps;
     std::int64_t left_out = 0;
     bool out = false;
+    bool was_out = false;  // since its last step
+    bool has_begun = false;
 
     std::int64_t next() const { return steps.front().number - left_out; }
   };
   std::vector<Member> ranks_;
+  std::int64_t row_ = 0;  // the number of the next row, at least
 };
 
 }  // namespace horovod_partial

@@ -27,8 +27,8 @@ Time Blocked::Within(Time begin, Time end) const {
 void ArrivalSteps::Arrived(std::int64_t step, Time time) {
   if (step != step_) {
     if (begin_ && handed_ > *begin_) ended_.Add(*step_, handed_ - *begin_ - blocked_.Within(*begin_, handed_));
-    // After a gap, such as a validation, the begin is known all the same: results and waits have told it.
-    if (step_) begin_ = std::min(resumed_, time);
+    // Micro-batches of work sharing have one result together, so one may begin with the arrival of the one before.
+    if (step_) begin_ = std::min(std::max(resumed_, handed_), time);
     step_ = step;
     blocked_.ForgetBefore(begin_.value_or(time));
   }

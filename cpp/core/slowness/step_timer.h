@@ -54,8 +54,8 @@ class EndedSteps {
   std::vector<TimedStep> steps_;
 };
 
-// Steps of a policy with rounds. A step begins when the last result or wait of the step before has ended, and its
-// compute ends with its last arrival. Under work sharing a micro-batch counts as a step.
+// Steps of a policy with rounds. A step begins with the last arrival, result or end of a wait of the step before, and
+// its compute ends with its own last arrival. Under work sharing a micro-batch counts as a step.
 class ArrivalSteps {
  public:
   void Arrived(std::int64_t step, Time time);

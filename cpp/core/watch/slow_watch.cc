@@ -7,7 +7,8 @@
 namespace horovod_partial {
 namespace {
 
-constexpr double kRecent = 0.2;  // the weight of a heartbeat in the means
+constexpr std::size_t kMostAtOnce = 100'000;  // the number of compute times that are compared without a pause
+constexpr double kRecent = 0.2;               // the weight of a heartbeat in the means
 constexpr double kLeastStolen = 0.05, kLeastThrottled = 0.01, kLeastPressure = 0.1;  // smaller shares are not told
 
 void Average(double& mean, double value) {
@@ -29,7 +30,7 @@ void SlowWatch::Says(Rank rank, const Beat& beat) {
 
 std::string SlowWatch::Pass() {
   std::string told;
-  for (const std::vector<double>& row : rows_.Take())
+  for (const std::vector<double>& row : rows_.Take(1 + kMostAtOnce / signs_.size()))
     for (const SlowRanks::News& news : slow_.Step(row)) told += (told.empty() ? "" : "; ") + Describe(news);
   return told;
 }

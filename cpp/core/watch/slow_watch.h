@@ -17,7 +17,7 @@ class SlowWatch {
 
   // Records what a rank has told.
   void Says(Rank rank, const Beat& beat);
-  // Records that the process of a rank has ended.
+  // Records that the process of a rank has ended, or cannot be heard any more.
   void Gone(Rank rank) { rows_.SetOut(rank, true); }
   // Returns what rank 0 must log now, in one line, or nothing. To be called now and then.
   std::string Pass();

@@ -42,7 +42,7 @@ def _metrics(summary: Summary) -> Iterator[Metric]:
     kinds = [({**labels, "kind": rank.slowness.kind}, rank.slowness.factor) for labels, rank in ranks]
     yield (
         "slowness_ratio",
-        "How many times as long as the median rank's slow steps take, and in what way the rank is slow.",
+        "How many times as long as the median rank a rank takes in its slow steps, and in what way it is slow.",
         kinds,
     )
     yield "late_ratio", "Share of steps with a contribution that was late.", [(of, rank.late) for of, rank in ranks]
