@@ -73,8 +73,8 @@ def begin(rank: int, size: int, gather: Gather) -> _attach.Monitor | None:
         )
     if rank == 0:
         log.logger.warning(
-            "the ranks cannot give each other signs of life, so long waits will not be explained, and slow ranks will not be named: %s. Let them reach rank "
-            "0's host on any port, or set HOROVOD_PARTIAL_STALL_SECONDS=0 and HOROVOD_PARTIAL_WATCH=0",
+            "the ranks cannot give each other signs of life, so long waits will not be explained: %s. Let them reach rank "
+            "0's host on any port, or set HOROVOD_PARTIAL_STALL_SECONDS=0",
             told,
         )
     return None

@@ -100,6 +100,8 @@ class Runtime:
         self._watch_as_set()
         self._monitor = None  # this ends the heartbeats of an earlier `init`
         self._monitor = heartbeat.begin(self._mpi_ops.rank(), self._mpi_ops.size(), self._gather)
+        if settings().watch:
+            self._warn_of_no_watch()
 
     def _rest(self) -> None:
         """Tell the heartbeats that from now on this rank may end in good order."""

@@ -149,6 +149,7 @@ TEST(StepRowsTest, NobodyWaitsForARankThatIsOut) {
 TEST(StepRowsTest, ARankIsWaitedForFromItsFirstStepOn) {
   StepRows rows(2);
   rows.Add(0, {{1, 0.1}});
+  for (int i = 1; i < StepRows::kPatience; ++i) EXPECT_TRUE(rows.Take(kAll).empty());
   EXPECT_EQ(rows.Take(kAll).size(), 1U);
   rows.Add(1, {{1, 0.5}, {2, 0.6}});
   EXPECT_TRUE(rows.Take(kAll).empty());

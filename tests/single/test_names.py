@@ -114,7 +114,7 @@ def test_own_names_are_few_and_in_the_reference_with_an_example() -> None:
     reference = Path("docs/api.md").read_text()
     examples = "".join(re.findall(r"^```python\n(.*?)^```", reference, re.DOTALL | re.MULTILINE))
     for front_end, names in run_apart("own_names").items():
-        assert len(names) <= 30, f"{front_end} has {len(names)} names of its own"
+        assert len(names) <= 31, f"{front_end} has {len(names)} names of its own"
         for name in names:
             assert re.search(rf"^\.\. auto\w+:: {name}$", reference, re.MULTILINE), (
                 f"{front_end}.{name} is not described"

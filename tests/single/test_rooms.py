@@ -80,7 +80,8 @@ CORE = {
     "quorum": {"values", "groups"},
     "rounds": {"values", "groups", "quorum"},
     "merging": {"values"},
-    "watch": {"values"},
+    "slowness": {"values"},
+    "watch": {"values", "slowness"},
 }
 
 

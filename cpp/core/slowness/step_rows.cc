@@ -29,7 +29,12 @@ void StepRows::SetOut(Rank rank, bool out) {
 
 std::vector<std::vector<double>> StepRows::Take(std::size_t most) {
   std::vector<std::vector<double>> rows;
-  const auto holds_up = [](const Member& member) { return member.steps.empty() && !member.out && member.has_begun; };
+  const auto has_begun = [](const Member& member) { return member.has_begun; };
+  if (takes_ < kPatience && std::any_of(ranks_.begin(), ranks_.end(), has_begun)) ++takes_;
+  const bool waits_for_all = takes_ < kPatience;
+  const auto holds_up = [waits_for_all](const Member& member) {
+    return member.steps.empty() && !member.out && (member.has_begun || waits_for_all);
+  };
   while (rows.size() < most && std::none_of(ranks_.begin(), ranks_.end(), holds_up)) {
     std::optional<std::int64_t> number;
     for (const Member& member : ranks_)

@@ -16,10 +16,12 @@ namespace horovod_partial {
 class StepRows {
  public:
   static constexpr std::size_t kMostAhead = 4096;
+  static constexpr int kPatience = 10;
 
   explicit StepRows(int size) : ranks_(static_cast<std::size_t>(size)) {}
 
-  // A rank is waited for from its first step on.
+  // A rank is waited for from its first step on. For the first step, kPatience calls of Take wait: the rank may not watch
+  // its steps.
   void Add(Rank rank, const std::vector<TimedStep>& steps);
   // Says whether a rank takes no steps, because it is gone, has joined or has ended. Then nobody waits for its steps.
   // If it comes back and has missed steps meanwhile, its next step counts as one of the next row.
@@ -40,6 +42,7 @@ class StepRows {
   };
   std::vector<Member> ranks_;
   std::int64_t row_ = 0;  // the number of the next row, at least
+  int takes_ = 0;         // the number of calls of Take since the first step of any rank
 };
 
 }  // namespace horovod_partial
