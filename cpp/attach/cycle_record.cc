@@ -13,7 +13,7 @@ void CycleRecord::Handed(Time now) {
   {
     auto& queue = QueueAccess::Of(controller_);
     std::lock_guard<std::mutex> lock(queue.mutex_);
-    there = queue.tensor_table_.size();
+    there = queue.tensor_table_.size() - queue.tensor_table_.count(JOIN_TENSOR_NAME);
   }
   if (there > known_) recorder_->Handed(now, static_cast<std::int64_t>(there - known_));
   known_ = there;
@@ -26,7 +26,12 @@ void CycleRecord::Reduced(const std::vector<hvd::TensorTableEntry>& entries, con
   const bool ours = IsOurs(response);
   const auto& names = response.tensor_names();
   const bool trains = !ours && !std::all_of(names.begin(), names.end(), IsAgreement);
-  if (!ours) known_ -= std::min(known_, entries.size());
+  if (!ours) {
+    // On a rank that has joined, Horovod adds entries of zeros, which nobody has submitted.
+    const auto submitted = std::count_if(entries.begin(), entries.end(),
+                                         [](const hvd::TensorTableEntry& entry) { return entry.callback != nullptr; });
+    known_ -= std::min(known_, static_cast<std::size_t>(submitted));
+  }
   std::int64_t bytes = 0;
   for (const auto& entry : entries) bytes += static_cast<std::int64_t>(entry.tensor->size());
   recorder_->Reduced({sequence, process_set_id_, trains ? &names : nullptr, begin, Now(),

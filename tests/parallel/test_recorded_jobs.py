@@ -69,6 +69,14 @@ def test_who_is_slow_shows(job: Job, folder: Path, policy: str, what: str) -> No
 
 
 @FOR_GLOO
+@pytest.mark.parametrize("policy", ["full", pytest.param("majority", marks=pytest.mark.full_matrix)])
+def test_a_rank_that_has_joined_takes_no_steps(job: Job, folder: Path, policy: str) -> None:
+    found = steps_of(record(job, folder, "recorded", policy, "20", "uneven"))
+    assert [len(of_rank.step) for of_rank in found.ranks] == [19, 29, 39]
+    assert set(re.findall(r"rank (\d) takes", job.output())) == {"2"}, job.output()
+
+
+@FOR_GLOO
 def test_who_made_the_micro_batches_shows(job: Job, folder: Path) -> None:
     found = steps_of(record(job, folder, "recorded", "work_sharing", "20", "whole"))
     assert set(re.findall(r"rank (\d) takes", job.output())) <= {"2"}, job.output()

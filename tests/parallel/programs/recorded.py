@@ -1,6 +1,6 @@
 """Trains with the last rank slow, for a recording: `recorded.py POLICY STEPS WHAT`.
 
-WHAT is `whole`, `metric` (with an average over the ranks in each step), `late` (recorded by the program, from step 5 on), `again` (Horovod is initialised twice) or `for_ever`.
+WHAT is `whole`, `metric` (with an average over the ranks in each step), `late` (recorded by the program, from step 5 on), `uneven` (each rank takes 10 steps more than the one before, and joins), `again` (Horovod is initialised twice) or `for_ever`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def train(recorded_from: int | None) -> None:
         elif what == "for_ever":
             yield from itertools.count()
         else:
-            yield from range(steps)
+            yield from range(steps + 10 * hvd.rank() if what == "uneven" else steps)
 
     for number in numbers():
         if number == recorded_from:
@@ -51,6 +51,8 @@ def train(recorded_from: int | None) -> None:
         optimizer.step()
         if what == "metric":
             hvd.allreduce(loss.detach(), name="loss")
+    if what == "uneven":
+        hvd.join()
     optimizer.flush()
 
 
