@@ -20,8 +20,8 @@ class StepRows {
 
   explicit StepRows(int size) : ranks_(static_cast<std::size_t>(size)) {}
 
-  // A rank is waited for from its first step on. For the first step, kPatience calls of Take wait: the rank may not watch
-  // its steps.
+  // A rank is waited for from its first step on. For the first step, kPatience calls of Take wait: the rank may not
+  // watch its steps.
   void Add(Rank rank, const std::vector<TimedStep>& steps);
   // Says whether a rank takes no steps, because it is gone, has joined or has ended. Then nobody waits for its steps.
   // If it comes back and has missed steps meanwhile, its next step counts as one of the next row.
