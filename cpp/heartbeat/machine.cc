@@ -69,8 +69,6 @@ double Share(double before, double after, double whole) {
 
 }  // namespace
 
-Machine::Machine() : cgroup_(FileOfCgroup()) {}
-
 Machine::Counters Machine::Read() const {
   Counters counters;
   counters.now = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -86,6 +84,7 @@ Machine::Counters Machine::Read() const {
 }
 
 MachineSigns Machine::Look() {
+  if (!last_) cgroup_ = FileOfCgroup();  // not before, because most jobs are not watched
   const Counters now = Read();
   MachineSigns signs;
   if (last_ && now.now > last_->now) {

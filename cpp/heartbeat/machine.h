@@ -13,7 +13,6 @@ namespace horovod_partial::heartbeat {
 // Used by one thread.
 class Machine {
  public:
-  Machine();
   // Returns the signs since the last call. The first call returns unknown ones.
   MachineSigns Look();
 
@@ -31,7 +30,7 @@ class Machine {
   };
   Counters Read() const;
 
-  const std::string cgroup_;  // the file that counts the scheduling periods of this process's cgroup; empty for none
+  std::string cgroup_;  // the file that counts the scheduling periods of this process's cgroup; empty for none
   std::optional<Counters> last_;
 };
 

@@ -97,7 +97,7 @@ class Runtime:
         self._begin()
         self._guarded(_attach.require_process_set, self._library, 0)  # in a handshake all ranks prove that hooks run
         self._agree_on_settings()
-        self._watch_as_set()
+        self._observe_as_set()
         self._monitor = None  # this ends the heartbeats of an earlier `init`
         self._monitor = heartbeat.begin(self._mpi_ops.rank(), self._mpi_ops.size(), self._gather)
         if settings().watch:
@@ -116,7 +116,7 @@ class Runtime:
         if taken:
             log.logger.warning("%s is set on rank 0 and not here; this rank takes it", ", ".join(taken))
 
-    def _watch_as_set(self) -> None:
+    def _observe_as_set(self) -> None:
         """Start a watch and a recording if the settings ask for it. A failure is only logged, because training can go on."""
         config = settings()
         if not self._observed.enter():
@@ -295,7 +295,7 @@ class Runtime:
     def use(self, process_set: int) -> None:
         """Remember a process set, so that shutdown or the exit of the process delivers its late contributions."""
         if self._begin():  # if the program has called Horovod's own `init`, `use` is first to notice the generation
-            self._watch_as_set()
+            self._observe_as_set()
             if settings().watch:
                 self._warn_of_no_watch()
         self._process_sets.add(process_set)

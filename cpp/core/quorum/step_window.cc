@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "core/values/median.h"
+
 namespace horovod_partial {
 namespace {
 
@@ -12,12 +14,6 @@ constexpr std::size_t kPauses = 2;                      // this many of the long
 constexpr std::size_t kEnough = 4;
 
 using Steps = std::vector<Time>;
-
-Time Median(Steps steps) {
-  const auto middle = steps.begin() + static_cast<std::ptrdiff_t>(steps.size() / 2);
-  std::nth_element(steps.begin(), middle, steps.end());
-  return *middle;
-}
 
 // Finds the steps that exceed the median of their rank most. LeaveOut replaces each of these steps by that median.
 class Pauses {

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <utility>
 
+#include "core/values/median.h"
+
 namespace horovod_partial {
 namespace {
 
@@ -23,12 +25,6 @@ constexpr std::int64_t kRare = 20;  // the next burst begins within this many ti
 // A burst that lasts for kPatience periods is none.
 constexpr double kPatience = 3, kMostPatience = 1000;
 constexpr std::int64_t kOften = 32;  // growth is sought every so many steps
-
-double Median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 }  // namespace
 

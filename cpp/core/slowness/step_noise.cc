@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "core/values/median.h"
+
 namespace horovod_partial {
 namespace {
 
@@ -22,9 +24,7 @@ void StepNoise::Add(const std::vector<double>& values) {
   }
   last_ = values;
   if (changes.empty()) return;
-  const auto middle = changes.begin() + static_cast<std::ptrdiff_t>(changes.size() / 2);
-  std::nth_element(changes.begin(), middle, changes.end());
-  medians_[count_ % kSteps] = *middle;
+  medians_[count_ % kSteps] = Median(changes);
   squares_[count_ % kSteps] =
       std::inner_product(changes.begin(), changes.end(), changes.begin(), 0.0) / static_cast<double>(changes.size());
   ++count_;
