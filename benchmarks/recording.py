@@ -1,10 +1,10 @@
-"""What a recording costs: steps with one against steps without, by the same optimizer.
+"""What a recording or a watch costs: steps with one against steps without, by the same optimizer.
 
-    .venv/bin/python benchmarks/recording.py [--framework tensorflow] [--json FILE] [--transport gloo]
+    .venv/bin/python benchmarks/recording.py [--what watch] [--framework tensorflow] [--json FILE] [--transport gloo]
 
-There is no compute, as in overhead.py. Blocks of steps with and without a recording take turns in one job, in one order
-and then in the other, behind a barrier; two blocks that follow each other are a pair. The figure is the geometric mean
-of the pairs' ratios, with its 95 % interval (Student's t). What a recording takes on the disk stands beside it.
+There is no compute, as in overhead.py. Blocks of steps with and without it take turns in one job, in one order and then
+in the other, behind a barrier; two blocks that follow each other are a pair. The figure is the geometric mean of the
+pairs' ratios, with its 95 % interval (Student's t). What a recording takes on the disk stands beside it.
 """
 
 from __future__ import annotations
@@ -25,32 +25,45 @@ POLICIES = ("full", "majority")
 STUDENT_95 = {9: 2.262, 19: 2.093, 39: 2.023}  # by degrees of freedom: two-sided
 
 
-def measure(module: str, front_end: str, pairs: int, steps: dict[str, int]) -> dict[str, dict[str, Any]]:
-    """On every rank: for each set of shapes and policy the seconds of a step, without and with a recording."""
+def measure(what: str, module: str, front_end: str, pairs: int, steps: dict[str, int]) -> dict[str, dict[str, Any]]:
+    """On every rank: for each set of shapes and policy the seconds of a step, without and with a recording or a watch."""
     own = importlib.import_module(module)
     hvd = importlib.import_module(front_end)
     library = importlib.import_module(f"{front_end}.operations").runtime._library
-    end_recording = importlib.import_module("horovod_partial._attach").end_recording  # Horovod must be there before
+    attach = importlib.import_module("horovod_partial._attach")  # Horovod must be there before
     found = {}
     for shape_set, make_shapes in shapes.SETS.items():
         arms = own.make_steps(shape_set, make_shapes())
         for policy in POLICIES:
             folder = Path(tempfile.mkdtemp(prefix="recording-"))
             seconds: dict[bool, list[float]] = {False: [], True: []}
+
+            def begin(name: str, folder: Path = folder) -> None:
+                if what == "watch":
+                    hvd.watch()
+                else:
+                    hvd.record(folder / name)
+
+            def end() -> None:
+                if what == "watch":
+                    attach.watch(library, False)
+                else:
+                    attach.end_recording(library)
+
             for pair in range(-1, pairs):  # the first one warms up
-                harness.progress(f"recording, {shape_set}, {policy}", pair + 1, pairs + 1)
-                for records in (False, True) if pair % 2 == 0 else (True, False):
-                    if records:
-                        hvd.record(folder / str(pair))
+                harness.progress(f"{what}, {shape_set}, {policy}", pair + 1, pairs + 1)
+                for is_on in (False, True) if pair % 2 == 0 else (True, False):
+                    if is_on:
+                        begin(str(pair))
                     own.barrier()
                     start = time.perf_counter()
                     for _ in range(steps[shape_set]):
                         arms[policy]()
                     took = (time.perf_counter() - start) / steps[shape_set]
-                    if records:
-                        end_recording(library)
+                    if is_on:
+                        end()
                     if pair >= 0:
-                        seconds[records].append(took)
+                        seconds[is_on].append(took)
             nbytes = sum(file.stat().st_size for file in folder.rglob("*.jsonl"))
             shutil.rmtree(folder)
             off, on = own.mean_over_ranks([seconds[False], seconds[True]], f"{shape_set}.{policy}.seconds")
@@ -71,6 +84,7 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
 
 def main() -> None:
     parser = harness.arguments(__doc__, ranks=4)
+    parser.add_argument("--what", choices=("recording", "watch"), default="recording", help="what is measured")
     parser.add_argument("--framework", choices=("torch", "tensorflow"), default="torch", help="whose optimizers")
     parser.add_argument("--pairs", type=int, choices=[n + 1 for n in STUDENT_95], default=20, help="of blocks")
     parser.add_argument("--steps", type=int, nargs=2, default=(6, 40), help="of a block, for each set of shapes")
@@ -81,12 +95,13 @@ def main() -> None:
         ranks=options.ranks,
         transport=options.transport,
         framework=framework,
+        what=options.what,
         module=f"harness.steps_{framework}",
         front_end=f"horovod_partial.{framework}",
         pairs=options.pairs,
         steps=dict(zip(shapes.SETS, options.steps, strict=True)),
     )
-    figures: dict[str, Any] = {"framework": framework, "ranks": options.ranks, "transport": options.transport}
+    figures: dict[str, Any] = {"what": options.what, "framework": framework, "ranks": options.ranks, "transport": options.transport}
     rows = []
     for name, found in measured.items():
         ratios = [on / off for on, off in zip(found["on"], found["off"], strict=True)]
@@ -96,7 +111,7 @@ def main() -> None:
         rows.append(
             [name, milliseconds, f"{mean:.3f}", f"{low:.3f} to {high:.3f}", f"{found['bytes_per_step'] / 1e3:.2f}"]
         )
-    title = f"Step time with a recording over step time without, {framework}, {options.ranks} ranks over "
+    title = f"Step time with a {options.what} over that without, {framework}, {options.ranks} ranks over "
     columns = ["shapes, policy", "ms without", "ratio", "95 % interval", "kB a step of rank 0"]
     harness.print_table(f"{title}{options.transport}, {options.pairs} pairs", columns, rows)
     harness.write_json(options.json, figures)

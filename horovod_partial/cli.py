@@ -338,6 +338,40 @@ def advise(
     typer.echo("\n".join([found.text, *found.remarks]))
 
 
+@app.command()
+def top(
+    address: str = typer.Argument(metavar="HOST:PORT", help="Where rank 0 serves metrics."),
+    interval: float = typer.Option(2.0, min=0.1, help="Seconds between two looks."),
+    once: bool = typer.Option(False, "--once", help="Look once, and end."),
+) -> None:
+    """Show a running job, rank by rank. HOROVOD_PARTIAL_METRICS_PORT must be set in the job."""
+    from rich.live import Live
+
+    from horovod_partial.metrics import top as tops
+
+    shown = tops.frames(lambda: tops.read(address), interval)
+    gone = f"nothing answers at {address} any more"
+    with contextlib.suppress(KeyboardInterrupt):
+        try:
+            first = next(shown)
+            if once:
+                Console().print(first)
+                return
+            with Live(first, auto_refresh=False) as live:
+                for frame in shown:
+                    live.update(frame, refresh=True)
+        except StopIteration:
+            raise _refused(gone) from None
+        except OSError as error:
+            raise _refused(
+                f"nothing answers at {address}: {error}. Is HOROVOD_PARTIAL_METRICS_PORT set in the job, and "
+                "HOROVOD_PARTIAL_METRICS_HOST where rank 0 is on another host?"
+            ) from None
+        except ValueError as error:
+            raise _refused(f"{address}: {error}") from None
+        typer.echo(gone)
+
+
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
     program: str = typer.Argument(help="A script that imports Horovod; with -m, a module."),
@@ -348,6 +382,9 @@ def run(
     ),
     record: str | None = typer.Option(None, metavar="DIR", help="Record in this folder which rank is slow, and why."),
     watch: bool = typer.Option(False, "--watch", help="Log which rank is slow while the program runs."),
+    metrics_port: int | None = typer.Option(
+        None, min=0, max=65535, help="Port at which rank 0 serves metrics; 0 for none."
+    ),
 ) -> None:
     """Run an unedited program that was written for Horovod, with this package in Horovod's place.
 
@@ -361,8 +398,8 @@ def run(
             policies.parse(sync)
     if not is_module and not Path(program).is_file():
         raise _refused(f"there is no file {program}")
-    given = (("SYNC", sync), ("RECORD", record), ("WATCH", "1" if watch else None))
-    settings = {name: value for name, value in given if value is not None}
+    given = {"SYNC": sync, "RECORD": record, "WATCH": "1" if watch else None, "METRICS_PORT": metrics_port}
+    settings = {name: str(value) for name, value in given.items() if value is not None}
     _programs.append(partial(programs.run, program, arguments or [], is_module=is_module, settings=settings))
 
 

@@ -46,12 +46,21 @@ class Settings(BaseSettings):
     watch: bool = Field(
         default=False, description="Log on rank 0 when a rank becomes slow, in what way, and when it is over."
     )
+    metrics_port: int = Field(
+        default=0, ge=0, le=65535, description="Port at which rank 0 serves metrics for Prometheus; 0 for none."
+    )
+    metrics_host: str = Field(default="127.0.0.1", description="Address at which rank 0 serves metrics.")
     experimental_gpu: bool = Field(
         default=False, description="Accept TensorFlow's tensors on a GPU, where TensorFlow has not been tried yet."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="warning", description="Least severe message shown."
     )
+
+    @property
+    def watches_steps(self) -> bool:
+        """Whether rank 0 is told how long each rank computes."""
+        return self.watch or self.metrics_port > 0
 
     @field_validator("sync")
     @classmethod

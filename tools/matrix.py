@@ -123,9 +123,7 @@ def trial(tree: Path, entry: Entry) -> dict[str, str]:
     inside(tree, f"{SOURCE}/containers/install.sh", *entry.requirements)
     with_torch = any(one.startswith("torch") for one in entry.requirements)
     with_tensorflow = any(one.startswith("tensorflow") for one in entry.requirements)
-    inside(
-        tree, "pip", "install", "--quiet", "scikit-learn", "pytest", "pytest-timeout", "hypothesis", "prometheus_client"
-    )
+    inside(tree, "pip", "install", "--quiet", "scikit-learn", "pytest", "pytest-timeout", "hypothesis")
     tests: list[str] = []
     for given, example, names in (
         (with_torch, "torch/quickstart.py", TORCH_TESTS),

@@ -89,6 +89,14 @@ std::shared_ptr<Session> FindSession(const std::string& library_path, std::int32
   return attached == nullptr || FindIntroduced(*attached) == nullptr ? nullptr : Lookup(*attached, process_set_id);
 }
 
+std::shared_ptr<Session> ReadySession(const std::string& library_path, std::int32_t process_set_id) {
+  const Attached* const attached = LibrariesOfProcess().Find(library_path);
+  if (attached == nullptr) return nullptr;
+  for (const auto& session : SessionsOfProcess().Ready())
+    if (session->Serves(attached->state, process_set_id)) return session;
+  return nullptr;
+}
+
 int Generation(const std::string& library_path) {
   const Attached* const attached = LibrariesOfProcess().Find(library_path);
   return attached == nullptr || attached->is_initialized() == 0 ? 0 : attached->generation.load();
@@ -125,7 +133,7 @@ Look LookAtThisRank() {
   return look;
 }
 
-std::optional<std::vector<TimedStep>> TakeStepsOfThisRank() {
+std::optional<StepReport> TakeStepsOfThisRank() {
   for (const auto& session : SessionsOfProcess().Ready()) {
     const auto& recorder = session->recorder();  // all process sets of a generation share it
     if (recorder != nullptr && recorder->watches()) return recorder->TakeSteps();

@@ -29,6 +29,10 @@ std::vector<std::string> Gather(const std::string& library_path, const std::stri
 // been no handshake since the last `init`, or if this rank is not in the process set.
 std::shared_ptr<Session> FindSession(const std::string& library_path, std::int32_t process_set_id);
 
+// Same as FindSession. Any thread may call this at any time: it does not use Horovod's table of process sets. Horovod
+// locks this table while it waits for other ranks, and removes process sets from it.
+std::shared_ptr<Session> ReadySession(const std::string& library_path, std::int32_t process_set_id);
+
 // Returns the number of the present generation, or 0 while Horovod is down. The number is positive, differs after each
 // initialisation, and is known before the handshake. It does not matter which code initialised Horovod.
 int Generation(const std::string& library_path);
@@ -40,6 +44,6 @@ std::shared_ptr<recording::Recorder> LastRecorder(const std::string& library_pat
 // call this function, which never waits for another rank.
 Look LookAtThisRank();
 // Returns the steps of this rank that have ended since the last call. Returns nothing while steps are not watched.
-std::optional<std::vector<TimedStep>> TakeStepsOfThisRank();
+std::optional<StepReport> TakeStepsOfThisRank();
 
 }  // namespace horovod_partial::attach

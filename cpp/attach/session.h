@@ -49,6 +49,10 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   // The recorder that all process sets of the generation share; null before SetState.
   const std::shared_ptr<recording::Recorder>& recorder() const { return recorder_; }
   bool ready() const { return state_ != nullptr; }
+  // Whether the session is ready, and is that of a process set of the Horovod with this state. Any thread may call it.
+  bool Serves(const hvd::HorovodGlobalState* state, std::int32_t process_set_id) const {
+    return ready() && state_ == state && process_set_id_ == process_set_id && !retired_ && !ControllerIsGone();
+  }
 
   // --- Functions for heartbeats. Any thread may call them once the session is ready
   // The members of the process set: their ranks in the whole job. Empty if all ranks are members.

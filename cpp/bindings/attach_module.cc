@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <tuple>
 
 #include "attach/attachment.h"
 #include "attach/device.h"
@@ -161,6 +162,29 @@ class FlushOfSet {
   std::optional<Engine::Flushing> flushing_;
 };
 
+py::list RanksOf(const heartbeat::Monitor& monitor) {
+  std::vector<WatchedRank> ranks;
+  {
+    py::gil_scoped_release release;
+    ranks = monitor.Ranks();
+  }
+  py::list result;
+  for (const WatchedRank& rank : ranks) {
+    py::dict of;
+    of["steps"] = rank.steps;
+    of["compute_seconds"] = rank.compute_seconds;
+    of["bytes"] = rank.bytes;
+    of["slowness"] = rank.slowness ? rank.slowness->factor : 1.0;
+    of["kind"] = rank.slowness ? NamesOf(rank.slowness->kind)[static_cast<std::size_t>(rank.slowness->kind)] : "none";
+    const auto tell = [&](const auto& sign) {
+      if (sign.value >= 0) of[sign.name] = sign.value;
+    };
+    std::apply([&](const auto&... sign) { (tell(sign), ...); }, MachineSigns::Fields(rank.signs));
+    result.append(of);
+  }
+  return result;
+}
+
 py::dict Statistics(const std::string& library, std::int32_t process_set) {
   std::vector<BucketSnapshot> buckets;
   attach::Coordination::Statistics of_coordinator;
@@ -168,7 +192,7 @@ py::dict Statistics(const std::string& library, std::int32_t process_set) {
     // While locks are held, no Python object is made. To make one may start Python's garbage collection, which may run
     // any code of the application, and this code may need one of the locks.
     py::gil_scoped_release release;
-    if (const auto session = attach::FindSession(library, process_set)) {
+    if (const auto session = attach::ReadySession(library, process_set)) {
       buckets = session->engine().Snapshot();
       of_coordinator = session->StatisticsOfCoordinator();
     }
@@ -299,6 +323,7 @@ PYBIND11_MODULE(_attach, m) {
           released, py::arg("rank"), py::arg("endpoint"), py::kw_only(), py::arg("abort_seconds"),
           py::arg("stall_seconds"), py::arg("neighbours"))
       .def("rest", &Monitor::Rest)
+      .def("ranks", &RanksOf)
       .def_property_readonly("endpoint", &Monitor::endpoint);
 
   m.def("attach", &attach::Attach, released, library, py::kw_only(), py::arg("waits_are_told"));
@@ -317,8 +342,9 @@ PYBIND11_MODULE(_attach, m) {
       },
       released, library, py::arg("directory"), py::arg("most_bytes"));
   m.def(
-      "watch", [](const std::string& library) { attach::SessionOf(library, 0)->recorder()->Watch(); }, released,
-      library);
+      "watch",
+      [](const std::string& library, bool on) { attach::SessionOf(library, 0)->recorder()->Watch(on); }, released,
+      library, py::arg("on"));
   m.def(
       "record_wait",
       [](const std::string& library, std::int64_t begin, std::int64_t end) {

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <limits>
 #include <list>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <stdexcept>
@@ -129,6 +130,11 @@ class Center final : public Monitor::Watch {
     calls_.missing(*missing);
   }
 
+  std::vector<WatchedRank> Ranks() const override {
+    std::lock_guard<std::mutex> lock(slow_mutex_);
+    return slow_.ranks();
+  }
+
  private:
   struct Peer {
     Connection connection;
@@ -185,7 +191,7 @@ class Center final : public Monitor::Watch {
         while (const auto word = peer.words.Next()) {
           const Beat beat = DecodeBeat(*word);
           if (stalls_) stalls_->Says(*peer.rank, beat.activity);
-          slow_.Says(*peer.rank, beat);
+          SaysSteps(*peer.rank, beat);
         }
       }
     } catch (const std::runtime_error&) {  // the bytes are malformed, and no rank of this job sends such bytes
@@ -195,7 +201,10 @@ class Center final : public Monitor::Watch {
       heartbeats_.Gone(*peer.rank);
       if (stalls_) stalls_->Gone(*peer.rank);
     }
-    if (received.state != State::kOpen) slow_.Gone(*peer.rank);
+    if (received.state != State::kOpen) {
+      std::lock_guard<std::mutex> lock(slow_mutex_);
+      slow_.Gone(*peer.rank);
+    }
     return received.state == State::kOpen;
   }
 
@@ -211,9 +220,19 @@ class Center final : public Monitor::Watch {
     calls_.tell(stall->Describe(interval_), writers.count(0) > 0 ? Describe(lasting_.last(), interval_) : "");
   }
 
+  void SaysSteps(Rank rank, const Beat& beat) {
+    std::lock_guard<std::mutex> lock(slow_mutex_);
+    slow_.Says(rank, beat);
+  }
+
   void WatchSteps() {
-    if (const auto beat = BeatWithSteps(lasting_.last(), calls_, machine_)) slow_.Says(0, *beat);
-    if (const std::string told = slow_.Pass(); !told.empty()) calls_.tell(told, "");
+    if (const auto beat = BeatWithSteps(lasting_.last(), calls_, machine_)) SaysSteps(0, *beat);
+    std::string told;
+    {
+      std::lock_guard<std::mutex> lock(slow_mutex_);
+      told = slow_.Pass();
+    }
+    if (!told.empty()) calls_.tell(told, "");
   }
 
   // Tells the other ranks which rank gives no sign of life. Waits until they have read the notice, but no longer than
@@ -242,6 +261,7 @@ class Center final : public Monitor::Watch {
   bool out_of_files_ = false;  // true if a connection could not be accepted; rank 0 tries again in the next interval
   Heartbeats heartbeats_;
   std::optional<StallWatch> stalls_;
+  mutable std::mutex slow_mutex_;  // guards slow_, which other threads read in Ranks
   SlowWatch slow_;
   Machine machine_;
   Lasting lasting_;
@@ -363,15 +383,16 @@ std::unique_ptr<Monitor> Monitor::Join(Rank rank, const Limits& limits, const st
   throw std::runtime_error("rank 0 does not answer on port " + std::to_string(port) + " of " + tried);
 }
 
-Monitor::Monitor(std::unique_ptr<Watch> watch, std::string endpoint, Flag rests)
+Monitor::Monitor(std::shared_ptr<Watch> watch, std::string endpoint, Flag rests)
     : process_(getpid()),
       stop_file_(eventfd(0, EFD_CLOEXEC)),
       endpoint_(std::move(endpoint)),
-      rests_(std::move(rests)) {
+      rests_(std::move(rests)),
+      watch_(std::move(watch)) {
   if (!stop_file_.is_open()) throw std::system_error(errno, std::generic_category(), "eventfd");
-  // The monitor's thread owns `watch`. If the process ends without stopping the thread, the thread still runs while
-  // static objects are destroyed, and needs `watch`.
-  thread_ = std::make_unique<std::thread>([watch = std::move(watch), stop = stop_file_.number()] { watch->Run(stop); });
+  // If the process ends without stopping the monitor's thread, the thread still runs while static objects are
+  // destroyed. So it shares the ownership of the watch.
+  thread_ = std::make_unique<std::thread>([watch = watch_, stop = stop_file_.number()] { watch->Run(stop); });
 }
 
 Monitor::~Monitor() {

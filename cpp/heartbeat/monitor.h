@@ -16,6 +16,7 @@
 #include "core/slowness/step_timer.h"
 #include "core/values/types.h"
 #include "core/watch/activity.h"
+#include "core/watch/slow_watch.h"
 #include "heartbeat/socket.h"
 
 namespace horovod_partial::heartbeat {
@@ -35,8 +36,8 @@ struct Calls {
   std::function<void(Rank missing)> missing;
   // Returns what this rank does.
   std::function<Look()> look;
-  // Returns the steps of this rank that have ended since the last call. Returns nothing while steps are not watched.
-  std::function<std::optional<std::vector<TimedStep>>()> steps = [] { return std::nullopt; };
+  // Returns what this rank's steps were since the last call, or nothing while steps are not watched.
+  std::function<std::optional<StepReport>()> steps = [] { return std::nullopt; };
   // Called when a wait has lasted too long, or is over. Logs `text` unless it is empty. Then, unless `doing` is empty,
   // logs `doing`, which says what this rank does, and the stacks of all its threads.
   std::function<void(const std::string& text, const std::string& doing)> tell;
@@ -68,22 +69,28 @@ class Monitor {
   // waiting for it. Its heartbeats go on, so other ranks still notice if it is stopped.
   void Rest() { *rests_ = true; }
 
+  // On rank 0: what is known of each rank whose steps are watched. Empty on the other ranks. Any thread may call this.
+  std::vector<WatchedRank> Ranks() const { return watch_->Ranks(); }
+
   // What the monitor's thread runs. Run returns if a rank gives no heartbeat for too long, rank 0 has ended, or
   // `stop_file` is readable.
   class Watch {
    public:
     virtual ~Watch() = default;
     virtual void Run(int stop_file) = 0;
+    // Called by other threads while Run runs.
+    virtual std::vector<WatchedRank> Ranks() const { return {}; }
   };
 
  private:
   using Flag = std::shared_ptr<std::atomic<bool>>;
-  Monitor(std::unique_ptr<Watch> watch, std::string endpoint, Flag rests);
+  Monitor(std::shared_ptr<Watch> watch, std::string endpoint, Flag rests);
 
   pid_t process_;  // the process in which the monitor's thread runs
   File stop_file_;
   std::string endpoint_;
   Flag rests_;
+  std::shared_ptr<Watch> watch_;
   std::unique_ptr<std::thread> thread_;
 };
 

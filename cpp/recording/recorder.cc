@@ -56,6 +56,7 @@ void Recorder::Begin(const std::string& directory, std::size_t most_bytes) {
     begun_ = Now();
     wall_ = std::chrono::system_clock::now().time_since_epoch();
     ending_ = false;
+    AddProcessorTime();
   }
   // Segments calls this function for the first lines of each file: on this thread or the writing one, without `mutex_`.
   segments_ = std::make_unique<Segments>(directory + '/' + NameOfRun(run_), "rank-" + std::to_string(origin_.rank),
@@ -66,6 +67,12 @@ void Recorder::Begin(const std::string& directory, std::size_t most_bytes) {
   process_ = getpid();
   thread_ = std::thread(&Recorder::WriteEverySecond, this);
   records_ = true;
+}
+
+void Recorder::Watch(bool on) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  watches_ = on;
+  if (!on) timer_ = {};  // if the watch begins again, the pause is no step
 }
 
 void Recorder::End() {
@@ -88,6 +95,7 @@ void Recorder::WriteEverySecond() {
   try {
     for (bool more = true; more;) {
       more = !ends_.wait_for(lock, kInterval, [this] { return ending_; });
+      AddProcessorTime();
       const std::string lines = TakeLines();
       lock.unlock();
       segments_->Write(lines);
@@ -99,12 +107,19 @@ void Recorder::WriteEverySecond() {
   }
 }
 
-// TakeLines, Header, Micros and NumberOf are called with `mutex_` held.
+// Adds how long the main thread has run, and how long it has waited for a processor, if Linux tells.
+void Recorder::AddProcessorTime() {
+  std::ifstream file("/proc/self/schedstat");  // of the main thread, whichever thread reads it; in nanoseconds
+  std::int64_t ran = 0, waited = 0;
+  if (file >> ran >> waited) processor_.Add(Micros(Now()), ran / 1000, waited / 1000);
+}
+
+// AddProcessorTime, TakeLines, Header, Micros and NumberOf are called with `mutex_` held.
 std::string Recorder::TakeLines() {
   const std::string buckets = buckets_.TakeLine();
   known_buckets_ += buckets;
   std::string lines = buckets;
-  for (Table* table : {&arrivals_, &results_, &waits_, &applied_, &handed_, &reductions_, &rounds_, &end_})
+  for (Table* table : {&arrivals_, &results_, &waits_, &applied_, &handed_, &reductions_, &rounds_, &processor_, &end_})
     lines += table->TakeLine();
   return lines;
 }
@@ -132,7 +147,7 @@ std::int64_t Recorder::NumberOf(const BucketLabel& bucket) {
   return found->second;
 }
 
-std::vector<TimedStep> Recorder::TakeSteps() {
+StepReport Recorder::TakeSteps() {
   std::lock_guard<std::mutex> lock(mutex_);
   return timer_.Take();
 }

@@ -91,10 +91,10 @@ class Recorder {
   void Begin(const std::string& directory, std::size_t most_bytes);
   // Writes what has not been written yet, and ends the recording. Writes nothing in a forked child.
   void End();
-  // Times the steps of the training from now on.
-  void Watch() { watches_ = true; }
-  // Returns the steps that have ended since the last call.
-  std::vector<TimedStep> TakeSteps();
+  // Times the steps of the training from now on, or not any more.
+  void Watch(bool on);
+  // Returns what the rank's steps were since the last call.
+  StepReport TakeSteps();
   bool records() const { return records_; }
   bool watches() const { return watches_; }
   bool on() const { return records_ || watches_; }
@@ -114,6 +114,7 @@ class Recorder {
   std::int64_t NumberOf(const BucketLabel& bucket);
   std::string Header(int segment) const;
   std::string TakeLines();
+  void AddProcessorTime();
   void WriteEverySecond();
 
   const Origin origin_;
@@ -145,6 +146,7 @@ class Recorder {
   Table handed_{"handed", {"time", "tensors"}};
   Table reductions_{"reductions", {"sequence", "process_set", "step", "begin", "end", "tensors", "bytes", "everyone"}};
   Table rounds_{"rounds", {"bucket", "round", "time", "reason", "quorum", "gradients", "missing", "delivered"}};
+  Table processor_{"processor", {"time", "ran", "waited"}};
   Table end_{"end", {"time"}};
 };
 

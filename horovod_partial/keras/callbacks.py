@@ -17,7 +17,7 @@ from horovod_partial.keras.models import is_floating
 from horovod_partial.keras.replica import variables_of
 from horovod_partial.keras.steps import Rates, set_rate, steps_of
 from horovod_partial.policies import Quorum
-from horovod_partial.runtime.round_stats import Progress
+from horovod_partial.runtime.round_stats import Progress, slowness_now
 
 
 def shares_work(optimizer: Any) -> bool:
@@ -429,7 +429,7 @@ class PartialStatsCallback(keras.callbacks.Callback):
     Put this callback before `TensorBoard`. It adds `late`: the share of this rank's arrivals that came too late, 0 to 1;
     `fresh`: the mean number of ranks that were on time for a round; `staleness`: the mean staleness of contributions, in
     rounds; `waited_seconds`: how long this rank waited for results. Nothing is added under `hvd.Full()`, which has no
-    rounds; use `HOROVOD_PARTIAL_RECORD` there.
+    rounds; `SlowRanksCallback` works there too.
 
     Args:
         process_set: the process set of the buckets.
@@ -449,3 +449,16 @@ class PartialStatsCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is not None and self._progress is not None:
             logs.update(self._progress.since())
+
+
+class SlowRanksCallback(keras.callbacks.Callback):
+    """On rank 0 of a watched job, add to the logs of an epoch how many ranks are slow.
+
+    Put this callback after `MetricAverageCallback`, which needs the same logs on all ranks, and before `TensorBoard`. It
+    adds `slow_ranks`: how many ranks are slow at the end of the epoch; and `slowness`: how many times as long as the median
+    rank the slowest of them computes, or 1. Nothing is added if ranks are not watched (`hvd.watch`).
+    """
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if logs is not None:
+            logs.update(slowness_now(backend.runtime.watched_ranks()))

@@ -48,14 +48,14 @@ def begin(rank: int, size: int, gather: Gather) -> _attach.Monitor | None:
             with the ranks and the addresses.
     """
     config = settings()
-    if size == 1 or not (config.abort_seconds or config.stall_seconds or config.watch):
+    if size == 1 or not (config.abort_seconds or config.stall_seconds or config.watches_steps):
         return None
     _prepare_stacks()
     # Process numbers of the other ranks on this host. A rank that stops giving signs of life is killed by its number.
     neighbours = _neighbours(rank, gather) if config.abort_seconds else {}
     options = {"abort_seconds": config.abort_seconds, "neighbours": neighbours}
     monitor, problem, own = None, "", _Offer("", _stall_seconds())
-    if rank == 0 and (config.abort_seconds or own.stall_seconds or config.watch):
+    if rank == 0 and (config.abort_seconds or own.stall_seconds or config.watches_steps):
         monitor, problem = _attempt(_attach.Monitor.listen, size, stall_seconds=own.stall_seconds, **options)
         own = own._replace(endpoint=monitor.endpoint if monitor else "")
     offer = _Offer(*json.loads(gather(json.dumps(own))[0]))

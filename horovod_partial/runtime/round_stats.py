@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Raw = dict[str, dict[str, Any]]  # counts of rounds, arrivals and waits in the C++ part of this package, by bucket name
@@ -58,6 +58,20 @@ class Progress:
             )
             for name, raw in self._read().items()
         }
+
+
+def slowness_now(ranks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return how many ranks are slow, for logs.
+
+    Args:
+        ranks: what is known of each rank whose steps are watched, as `Runtime.watched_ranks` returns it.
+
+    Returns:
+        `slow_ranks`: how many ranks are slow. `slowness`: how many times as long as the median rank the slowest of them
+        computes, or 1. The dictionary is empty if no rank is watched.
+    """
+    slowness = [rank["slowness"] for rank in ranks]
+    return {"slow_ranks": sum(factor > 1 for factor in slowness), "slowness": max(slowness)} if slowness else {}
 
 
 def summarise(raw: Raw) -> dict[str, dict[str, Any]]:

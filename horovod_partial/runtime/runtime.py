@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from horovod.common import process_sets
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
@@ -31,6 +31,9 @@ from horovod_partial.runtime.appliers import Applier, Averager, Meanwhile, Share
 from horovod_partial.runtime.build import check_build
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.settings import adopt, settings, shared
+
+if TYPE_CHECKING:
+    from horovod_partial.metrics.endpoint import Endpoint
 
 HANDLE = Any  # an `_attach.Handle`, by which a thread waits for the result of an arrival
 
@@ -67,6 +70,7 @@ class Runtime:
         self._averagers: weakref.WeakSet[Any] = weakref.WeakSet()  # exchanges of models; the same lock guards them
         self._appliers_lock = threading.Lock()
         self._monitor: _attach.Monitor | None = None  # sends and receives heartbeats; None if there are none
+        self._endpoint: Endpoint | None = None  # serves metrics; on rank 0 only
         self.notes_waits = False  # whether a recording of this rank or a watch over its steps has ever begun
         # The objects that compare replicas after a flush, by process set. Guarded by _meetings_lock.
         self._meetings: dict[int, healing.Meeting] = {}
@@ -100,8 +104,45 @@ class Runtime:
         self._observe_as_set()
         self._monitor = None  # this ends the heartbeats of an earlier `init`
         self._monitor = heartbeat.begin(self._mpi_ops.rank(), self._mpi_ops.size(), self._gather)
-        if settings().watch:
+        if settings().watches_steps:
             self._warn_of_no_watch()
+
+    def _serve_metrics(self) -> None:
+        """On rank 0, serve metrics if the settings ask for it."""
+        config = settings()
+        self._end_metrics()
+        if not config.metrics_port or self._mpi_ops.rank() != 0:
+            return
+        from horovod_partial.metrics.endpoint import Endpoint  # only rank 0 of few jobs needs an HTTP server
+        from horovod_partial.metrics.job import JobMetrics
+
+        job = JobMetrics(self._mpi_ops.size(), self.watched_ranks, self._all_statistics)
+        try:
+            self._endpoint = Endpoint(config.metrics_host, config.metrics_port, job)
+        except (OSError, RuntimeError, ValueError) as error:  # the address is taken or wrong, or there are too many threads
+            log.logger.error(
+                "rank 0 serves no metrics, because it cannot listen at %s, port %d: %s. Set HOROVOD_PARTIAL_METRICS_PORT to "
+                "a free port, and HOROVOD_PARTIAL_METRICS_HOST to an address of rank 0's host",
+                *(config.metrics_host, config.metrics_port, error),
+            )
+
+    def _end_metrics(self) -> None:
+        if self._endpoint is not None:
+            self._endpoint.close()
+            self._endpoint = None
+
+    def watched_ranks(self) -> list[dict[str, Any]]:
+        """On rank 0, return what is known of each rank whose steps are watched. Empty on other ranks.
+
+        The keys are `steps`; `compute_seconds` of these steps; `bytes` handed over for reduction; `slowness`: how many
+        times as long as the median rank it computes, 1 if it is not slow; `kind`: in what way it is slow; and where Linux
+        tells them, `processors`, `throttled`, `stolen` and `pressure` (`docs/slow-ranks.md`, Metrics).
+        """
+        monitor = self._monitor
+        return [] if monitor is None else monitor.ranks()
+
+    def _all_statistics(self) -> dict[int, dict[str, dict[str, Any]]]:
+        return {process_set: self.statistics(process_set) for process_set in sorted(self._process_sets)}
 
     def _rest(self) -> None:
         """Tell the heartbeats that from now on this rank may end in good order."""
@@ -117,11 +158,15 @@ class Runtime:
             log.logger.warning("%s is set on rank 0 and not here; this rank takes it", ", ".join(taken))
 
     def _observe_as_set(self) -> None:
-        """Start a watch and a recording if the settings ask for it. A failure is only logged, because training can go on."""
+        """Start a watch, metrics and a recording if the settings ask for them.
+
+        A failure is only logged, because training can go on.
+        """
         config = settings()
         if not self._observed.enter():
             return
-        if config.watch:
+        self._serve_metrics()
+        if config.watches_steps:
             self._time_steps()
         if not config.record:
             return
@@ -161,14 +206,14 @@ class Runtime:
         self._warn_of_no_watch()
 
     def _time_steps(self) -> None:
-        self._guarded(_attach.watch, self._library)
+        self._guarded(_attach.watch, self._library, True)
         self.notes_waits = True
 
     def _warn_of_no_watch(self) -> None:
         if self._monitor is None and self._mpi_ops.rank() == 0 and self._mpi_ops.size() > 1:
             log.logger.warning(
-                "no slow rank will be named, because the ranks give each other no signs of life: HOROVOD_PARTIAL_WATCH and "
-                "HOROVOD_PARTIAL_STALL_SECONDS are 0, or the program has called Horovod's own init, or a line above says why"
+                "no slow rank will be named, because the ranks give each other no signs of life: HOROVOD_PARTIAL_WATCH, "
+                "HOROVOD_PARTIAL_METRICS_PORT and HOROVOD_PARTIAL_STALL_SECONDS are 0, or the program has called Horovod's own init, or a line above says why"
             )
 
     def record_wait(self, begin: int, end: int) -> None:
@@ -189,6 +234,7 @@ class Runtime:
             self._warn_of_unsettled(self._end_unless_failing())
         finally:
             _attach.end_recording(self._library)
+        self._end_metrics()
         self._mpi_ops.shutdown()
         self._monitor = None
 
@@ -200,6 +246,7 @@ class Runtime:
         except HorovodInternalError as error:
             log.logger.info("late contributions of this rank are lost: %s", error)
         _attach.end_recording(self._library)
+        self._end_metrics()
         self._mpi_ops.shutdown()
         self.failed = False
         while True:
@@ -277,6 +324,7 @@ class Runtime:
             self._deliver_at_exit()
         finally:
             _attach.end_recording(self._library)
+            self._end_metrics()  # a thread that is in C++ while Python ends would abort the process
 
     def _deliver_at_exit(self) -> None:
         if (why := failure.of_process()) is not None:
@@ -289,14 +337,17 @@ class Runtime:
             log.logger.warning("the job ended before everything pending was delivered: %s", error)
 
     def _end_in_child(self) -> None:
-        """Remove the exit handler in a forked child. It would wait for ever without Horovod's background thread."""
+        """In a forked child, remove the exit handler, which would wait for Horovod's background thread, and free the port."""
         atexit.unregister(self._at_exit)
+        if self._endpoint is not None:
+            self._endpoint.close_in_child()
+            self._endpoint = None
 
     def use(self, process_set: int) -> None:
         """Remember a process set, so that shutdown or the exit of the process delivers its late contributions."""
         if self._begin():  # if the program has called Horovod's own `init`, `use` is first to notice the generation
             self._observe_as_set()
-            if settings().watch:
+            if settings().watches_steps:
                 self._warn_of_no_watch()
         self._process_sets.add(process_set)
 

@@ -1,4 +1,4 @@
-"""Writes statistics of rounds to TensorBoard while a training runs."""
+"""Writes statistics of rounds and of slow ranks to TensorBoard while a training runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 
 from horovod_partial.checks import require
 from horovod_partial.exchange.arguments import check_kinds
-from horovod_partial.runtime.round_stats import Progress
+from horovod_partial.runtime.round_stats import Progress, slowness_now
 from horovod_partial.torch.operations import runtime
 
 
@@ -20,12 +20,14 @@ class ScalarWriter(Protocol):
 
 
 class PartialStatsWriter:
-    """Writes to TensorBoard what has happened to the rounds since the last call. (Keras has `PartialStatsCallback`.)
+    """Writes to TensorBoard what has happened to the rounds, and how many ranks are slow. (Keras has callbacks.)
 
     The tags are `horovod_partial/late`: the share of this rank's arrivals that came too late, 0 to 1;
     `horovod_partial/fresh`: the mean number of ranks that were on time for a round; `horovod_partial/staleness`: the mean
-    staleness of contributions, in rounds; `horovod_partial/waited_seconds`: how long this rank waited for results. It
-    writes nothing under `hvd.Full()`, which has no rounds; use `HOROVOD_PARTIAL_RECORD` there.
+    staleness of contributions, in rounds; `horovod_partial/waited_seconds`: how long this rank waited for results.
+    `hvd.Full()` has no rounds. If ranks are watched (`hvd.watch`), rank 0 also writes `horovod_partial/slow_ranks`: how many
+    ranks are slow; and `horovod_partial/slowness`: how many times as long as the median rank the slowest one of them
+    computes, or 1.
 
     Args:
         writer: a `torch.utils.tensorboard.SummaryWriter` of this rank, or any object with the same `add_scalar`.
@@ -44,6 +46,6 @@ class PartialStatsWriter:
         self._progress = Progress(lambda: runtime.statistics(number), process_set.rank())
 
     def write(self, step: int) -> None:
-        """Write what has happened to the rounds since the last call, under the step's number `step`."""
-        for name, value in self._progress.since().items():
+        """Write what has happened since the last call, under the step's number `step`."""
+        for name, value in (self._progress.since() | slowness_now(runtime.watched_ranks())).items():
             self._writer.add_scalar(f"horovod_partial/{name}", value, step)

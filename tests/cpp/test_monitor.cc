@@ -49,12 +49,12 @@ class Verdicts {
       std::lock_guard<std::mutex> lock(mutex_);
       return Look{does_[rank], 0, 0};
     };
-    calls.steps = [this, rank]() -> std::optional<std::vector<TimedStep>> {
+    calls.steps = [this, rank]() -> std::optional<StepReport> {
       std::lock_guard<std::mutex> lock(mutex_);
       if (steps_.count(rank) == 0) return std::nullopt;
-      std::vector<TimedStep> ended;
-      for (int i = 0; i < 20; ++i) ended.push_back({number_[rank]++, steps_[rank]});
-      return ended;
+      StepReport report;
+      for (int i = 0; i < 20; ++i) report.ended.push_back({number_[rank]++, steps_[rank]});
+      return report;
     };
     calls.tell = [this, rank](const std::string& text, const std::string& doing) {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -313,6 +313,11 @@ TEST_F(MonitorTest, RankZeroHearsWhoIsSlow) {
   EXPECT_THAT(verdicts_.AwaitTold(0),
               AllOf(StartsWith("rank 2 takes 2.5 times (95 %: 2.5 to 2.5) as long as the median rank, in "),
                     HasSubstr(" steps since step ")));
+  const auto known = center_->Ranks();
+  ASSERT_EQ(known.size(), 3U);
+  EXPECT_TRUE(known[2].slowness);
+  EXPECT_GT(known[1].steps, 0);
+  EXPECT_TRUE(first->Ranks().empty()) << "only rank 0 knows";
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ struct Ranks {
     for (int i = 0; i < beats; ++i) {
       for (std::size_t rank = 0; rank < seconds.size(); ++rank) {
         Beat beat;
-        for (int step = 0; step < 5; ++step) beat.steps.push_back({number + step, seconds[rank]});
+        for (int step = 0; step < 5; ++step) beat.steps.ended.push_back({number + step, seconds[rank]});
         if (rank == 2) beat.signs.throttled = 0.4;
         watch.Says(static_cast<Rank>(rank), beat);
       }
@@ -66,6 +66,26 @@ TEST(SlowWatchTest, ARankThatHasJoinedOrEndedHoldsNothingUp) {
   ranks.seconds.resize(3);
   ranks.seconds[2] = 0.3;
   EXPECT_EQ(ranks.Run(4).size(), 1U);
+}
+
+TEST(SlowWatchTest, KnowsOfEachRankWhatItHasTold) {
+  Ranks ranks(3);
+  EXPECT_TRUE(ranks.watch.ranks().empty()) << "steps are not watched yet";
+  ranks.seconds[1] = 0.2;
+  ranks.Run(4);
+  ranks.watch.Says(0, {{}, {{}, 1000}, {}});
+  const auto known = ranks.watch.ranks();
+  ASSERT_EQ(known.size(), 3U);
+  EXPECT_EQ(known[0].steps, 20);
+  EXPECT_EQ(known[0].bytes, 1000);
+  EXPECT_DOUBLE_EQ(known[1].compute_seconds, 4.0);
+  EXPECT_NEAR(known[2].signs.throttled, 0.4, 1e-9);
+  ASSERT_TRUE(known[1].slowness);
+  EXPECT_DOUBLE_EQ(known[1].slowness->factor, 2.0);
+  EXPECT_FALSE(known[2].slowness);
+  ranks.seconds[1] = 0.1;
+  ranks.Run(8);
+  EXPECT_FALSE(ranks.watch.ranks()[1].slowness) << "it is not slow any more";
 }
 
 TEST(MachineSignsTest, OnlyWhatStandsOutIsTold) {

@@ -146,7 +146,7 @@ TEST(LastingTest, CountsIntervalsOfTheSameWait) {
 }
 
 TEST(BeatTest, IsReadAsItWasWritten) {
-  const Beat beat{{Kind::kWaiting, "a flush", {0, 3}, 7}, {{7, 0.25}, {8, 0.5}}, {1.5, 0.1, -1, 0.2}};
+  const Beat beat{{Kind::kWaiting, "a flush", {0, 3}, 7}, {{{7, 0.25}, {8, 0.5}}, 4096}, {1.5, 0.1, -1, 0.2}};
   EXPECT_EQ(DecodeBeat(Encode(beat)), beat);
   EXPECT_THROW(DecodeBeat(Encode(beat) + "x"), std::runtime_error);
   EXPECT_THROW(DecodeBeat("\x07" + Encode(beat).substr(1)), std::runtime_error) << "no such kind";

@@ -92,12 +92,12 @@ TEST(StepTimerTest, TheStepsAreThoseOfMostBytes) {
   timer.Reduced(1, 3ms, 4ms, 8);
   timer.Arrived(2, 20ms, 100);
   timer.Reduced(2, 5ms, 6ms, 8);
-  EXPECT_EQ(timer.Take(), (Steps{{1, 0.010}}));
+  EXPECT_EQ(timer.Take(), (StepReport{{{1, 0.010}}, 324}));
   timer.Reduced(3, 50ms, 60ms, 10'000);
   timer.Handed(70ms);
   timer.Reduced(4, 71ms, 72ms, 10'000);
   timer.Reduced(5, 81ms, 82ms, 10'000);
-  EXPECT_EQ(timer.Take(), (Steps{{4, 0.010}}));
+  EXPECT_EQ(timer.Take(), (StepReport{{{4, 0.010}}, 30'000}));
 }
 
 TEST(StepTimerTest, StepsThatNobodyTakesAreBounded) {
@@ -106,7 +106,7 @@ TEST(StepTimerTest, StepsThatNobodyTakesAreBounded) {
     timer.Arrived(step, std::chrono::milliseconds(2 * step), 1);
     timer.Got(std::chrono::milliseconds(2 * step));
   }
-  EXPECT_LT(timer.Take().size(), 10'000U);
+  EXPECT_LT(timer.Take().ended.size(), 10'000U);
 }
 
 using Rows = std::vector<std::vector<double>>;

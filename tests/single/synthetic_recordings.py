@@ -30,12 +30,13 @@ FIRST_PART = 0.6  # of the compute is over when the first bucket is there
 
 @dataclass
 class Host:
-    """One host's clock."""
+    """One host's clock and load."""
 
     name: str
     offset: float = 0.0
     drift: float = 0.0
     wall_error: float = 0.0
+    starved: float = 0.1  # the share of the time in which the main thread waits for a processor
 
 
 @dataclass
@@ -253,6 +254,11 @@ def _write_rank(path: Path, job: Job, rank: int, rows: list[Row]) -> None:
                 for column, value in columns.items():
                     line.setdefault(column, []).append(local(value, column))
         lines += [{"table": table, **columns} for (_, table), columns in tables.items()]
+        times = [local(begin, "time"), local(end, "time")]
+        waited, ran = (
+            [round(share * (time - times[0])) for time in times] for share in (host.starved, 1 - host.starved)
+        )
+        lines.append({"table": "processor", "time": times, "ran": ran, "waited": waited})
         if job.ended and segment == job.segments - 1:
             lines.append({"table": "end", "time": [local(last, "time")]})
         text = "".join(json.dumps(line) + "\n" for line in lines)

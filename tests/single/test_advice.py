@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import synthetic_recordings as synthetic
 from numpy.typing import NDArray
-from synthetic_recordings import Job
+from synthetic_recordings import Host, Job
 from typer.testing import CliRunner
 
 from horovod_partial import cli, policies
@@ -276,3 +276,9 @@ def test_too_little_is_refused(tmp_path: Path, steps: int, ranks: int) -> None:
     done = CliRunner().invoke(cli.app, ["advise", str(tmp_path)])
     assert done.exit_code == 2
     assert "advice takes 30 steps or more of all ranks, and 2 ranks or more" in done.output
+
+
+def test_what_a_loaded_machine_has_recorded_is_refused(tmp_path: Path) -> None:
+    synthetic.write(tmp_path, Job(one_random(), hosts=[Host("worker-0", starved=0.8)]))
+    with pytest.raises(ValueError, match="too loaded to predict from: rank 0 on worker-0 waited for a processor for 80%"):
+        advice.advise(recording.load(tmp_path))

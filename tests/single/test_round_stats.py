@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from horovod_partial.runtime.round_stats import summarise
+from horovod_partial.runtime.round_stats import slowness_now, summarise
 
 
 def raw(**changes: Any) -> dict[str, Any]:
@@ -66,3 +66,10 @@ def test_no_round_yet() -> None:
 
 def test_nothing() -> None:
     assert summarise({}) == {}
+
+
+def test_logs_tell_how_many_ranks_are_slow() -> None:
+    assert slowness_now([]) == {}, "ranks are not watched"
+    ranks = [{"slowness": factor} for factor in (1.0, 2.5, 1.2)]
+    assert slowness_now(ranks) == {"slow_ranks": 2, "slowness": 2.5}
+    assert slowness_now(ranks[:1]) == {"slow_ranks": 0, "slowness": 1.0}

@@ -1,6 +1,7 @@
 #include "core/slowness/step_timer.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace horovod_partial {
 
@@ -78,9 +79,10 @@ void StepTimer::Reduced(std::int64_t step, Time begin, Time end, std::size_t byt
   reductions_.Reduced(step, begin, end);
 }
 
-std::vector<TimedStep> StepTimer::Take() {
+StepReport StepTimer::Take() {
   std::vector<TimedStep> arrivals = arrivals_.Take(), reductions = reductions_.Take();
-  return arrived_ > reduced_ ? arrivals : reductions;
+  const std::size_t before = std::exchange(reported_, arrived_ + reduced_);
+  return {std::move(arrived_ > reduced_ ? arrivals : reductions), static_cast<std::int64_t>(reported_ - before)};
 }
 
 }  // namespace horovod_partial

@@ -27,6 +27,18 @@ struct TimedStep {
   bool operator==(const TimedStep& other) const { return Fields(*this) == Fields(other); }
 };
 
+// What a rank tells of its steps.
+struct StepReport {
+  std::vector<TimedStep> ended;  // since the last report
+  std::int64_t bytes = 0;        // handed over for reduction since the last report
+
+  template <class Self>
+  static auto Fields(Self& self) {
+    return std::make_tuple(Named("ended", self.ended), Named("bytes", self.bytes));
+  }
+  bool operator==(const StepReport& other) const { return Fields(*this) == Fields(other); }
+};
+
 // When the application was blocked. Spans must be added in the order of their ends.
 class Blocked {
  public:
@@ -101,13 +113,13 @@ class StepTimer {
   void Waited(Time begin, Time end, bool for_round);
   void Handed(Time time) { reductions_.Handed(time); }
   void Reduced(std::int64_t step, Time begin, Time end, std::size_t bytes);
-  // Returns the steps that have ended since the last call.
-  std::vector<TimedStep> Take();
+  StepReport Take();
 
  private:
   ArrivalSteps arrivals_;
   ReductionSteps reductions_;
   std::size_t arrived_ = 0, reduced_ = 0;  // bytes
+  std::size_t reported_ = 0;               // the bytes in all reports so far
 };
 
 }  // namespace horovod_partial

@@ -3,7 +3,6 @@
 
 #include <string>
 #include <tuple>
-#include <vector>
 
 #include "core/slowness/step_timer.h"
 #include "core/values/fields.h"
@@ -28,7 +27,7 @@ struct MachineSigns {
 
 struct Beat {
   Activity activity;
-  std::vector<TimedStep> steps;  // the steps that have ended since the rank last told some
+  StepReport steps;
   MachineSigns signs;
 
   template <class Self>

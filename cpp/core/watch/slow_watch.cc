@@ -1,5 +1,6 @@
 #include "core/watch/slow_watch.h"
 
+#include <algorithm>
 #include <cmath>
 #include <iomanip>
 #include <sstream>
@@ -20,8 +21,12 @@ void Average(double& mean, double value) {
 
 void SlowWatch::Says(Rank rank, const Beat& beat) {
   rows_.SetOut(rank, beat.activity.kind == Activity::Kind::kResting);
-  rows_.Add(rank, beat.steps);
-  MachineSigns& signs = signs_[static_cast<std::size_t>(rank)];
+  rows_.Add(rank, beat.steps.ended);
+  WatchedRank& watched = ranks_[static_cast<std::size_t>(rank)];
+  for (const TimedStep& step : beat.steps.ended) watched.compute_seconds += step.seconds;
+  watched.steps += static_cast<std::int64_t>(beat.steps.ended.size());
+  watched.bytes += beat.steps.bytes;
+  MachineSigns& signs = watched.signs;
   Average(signs.processors, beat.signs.processors);
   Average(signs.stolen, beat.signs.stolen);
   Average(signs.throttled, beat.signs.throttled);
@@ -30,15 +35,26 @@ void SlowWatch::Says(Rank rank, const Beat& beat) {
 
 std::string SlowWatch::Pass() {
   std::string told;
-  for (const std::vector<double>& row : rows_.Take(1 + kMostAtOnce / signs_.size()))
+  for (const std::vector<double>& row : rows_.Take(1 + kMostAtOnce / ranks_.size()))
     for (const SlowRanks::News& news : slow_.Step(row)) told += (told.empty() ? "" : "; ") + Describe(news);
   return told;
+}
+
+std::vector<WatchedRank> SlowWatch::ranks() const {
+  const auto has_told = [](const WatchedRank& watched) { return watched.steps > 0 || watched.bytes > 0; };
+  if (std::none_of(ranks_.begin(), ranks_.end(), has_told)) return {};
+  std::vector<WatchedRank> ranks = ranks_;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    const std::vector<Slowness>& found = slow_.found(static_cast<Rank>(rank));
+    if (!found.empty() && found.back().end < 0) ranks[rank].slowness = found.back();
+  }
+  return ranks;
 }
 
 std::string SlowWatch::Describe(const SlowRanks::News& news) const {
   std::string line = "rank " + std::to_string(news.slowness.rank) + ' ' + news.slowness.Describe();
   if (news.change == SlowRank::Change::kEnds) return line + ", and is not slow any more";
-  return line + horovod_partial::Describe(signs_[static_cast<std::size_t>(news.slowness.rank)]);
+  return line + horovod_partial::Describe(ranks_[static_cast<std::size_t>(news.slowness.rank)].signs);
 }
 
 std::string Describe(const MachineSigns& signs) {

@@ -67,7 +67,8 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
 
     Raises:
         ValueError: there are too few steps, or ranks are missing, or the ranks averaged models every few steps. (Then
-            the compute times of single steps are unknown.) Or `split` is longer than a recorded micro-batch.
+            the compute times of single steps are unknown.) Or a host was too loaded to trust the compute times. Or `split`
+            is longer than a recorded micro-batch.
     """
     clocks = Clocks.fit(recording)
     all_steps = JobSteps.of(recording, clocks)
@@ -77,6 +78,11 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
         raise ValueError(
             f"run {recording.run} has {count} steps of {ranks} rank(s) in common, of {recording.size}: advice takes "
             f"{slowness.LEAST_STEPS} steps or more of all ranks, and 2 ranks or more"
+        )
+    if loaded := slowness.too_loaded(recording):
+        raise ValueError(
+            f"run {recording.run} was recorded on a machine that was too loaded to predict from: {loaded}. Record it where ranks "
+            "have processors of their own, with OMP_NUM_THREADS set to a rank's share of them"
         )
     if steps.policy.startswith("WeightedAverage"):
         raise ValueError(

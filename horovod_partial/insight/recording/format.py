@@ -39,6 +39,7 @@ TABLES: dict[str, dict[str, type]] = {
         "missing": list,
         "delivered": list,
     },
+    "processor": {"time": int, "ran": int, "waited": int},
     "end": {"time": int},
 }
 

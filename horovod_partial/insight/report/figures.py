@@ -171,7 +171,7 @@ def _rounds(summary: Summary) -> Iterator[Plot]:
         of = reasons == reason
         marker = {"color": colour, "size": 5, "opacity": 0.7}
         figure.add_scatter(x=time[of], y=arrived[of], name=f"closed by {reason}", mode="markers", marker=marker)
-    line = {"color": "black", "width": 1, "shape": "hv"}
+    line = {"color": _GREY, "width": 1, "shape": "hv"}
     figure.add_scatter(x=time, y=table["quorum"][rows], name="quorum", mode="lines", line=line)
     _axes(figure, "time (s)", "ranks on time")
     figure.update_yaxes(rangemode="tozero")
@@ -207,12 +207,16 @@ def _heat(
         zmin=span[0],
         zmax=span[1],
         colorscale=_HEAT,
-        colorbar={"title": {"text": unit, "side": "right"}, "thickness": 14},
+        # Above the map, so that it has room on a narrow screen.
+        colorbar={
+            "title": {"text": unit, "side": "top"},
+            **{"orientation": "h", "thickness": 12, "y": 1, "yanchor": "bottom", "ypad": 6},
+        },
         hovertemplate="%{y}, step %{x}: %{z:.2f} " + unit + "<extra></extra>",
     )
-    figure.update_layout(height=_height(len(names)))
     figure.update_yaxes(autorange="reversed", type="category")
     _axes(figure, "step", "")
+    figure.update_layout(height=_height(len(names)) + 55, margin_t=70)
     return figure
 
 
@@ -221,13 +225,13 @@ def _height(rows: int) -> int:
 
 
 def _axes(figure: go.Figure, x: str, y: str) -> None:
-    axis: dict[str, Any] = {"gridcolor": "#e6e9ec", "zeroline": False, "linecolor": "#9aa3ab", "ticks": "outside"}
+    axis: dict[str, Any] = {"zeroline": False, "ticks": "outside"}
     figure.update_xaxes(title_text=x, **axis)
     figure.update_yaxes(title_text=y or None, **axis)
     figure.update_layout(
         template="none",
-        font={"family": "system-ui, sans-serif", "size": 13, "color": "#1d2730"},
-        margin={"l": 80, "r": 30, "t": 40 if len(figure.data) > 1 else 15, "b": 50},
+        font={"family": "system-ui, sans-serif", "size": 13},
+        margin={"l": 60, "r": 20, "t": 40 if len(figure.data) > 1 else 15, "b": 50},
         legend={
             "orientation": "h",
             "y": 1.02,
@@ -238,5 +242,5 @@ def _axes(figure: go.Figure, x: str, y: str) -> None:
         },
         showlegend=len(figure.data) > 1,
         paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="white",
+        plot_bgcolor="rgba(0,0,0,0)",
     )

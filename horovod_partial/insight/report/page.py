@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 from html import escape
 from os import PathLike
 from pathlib import Path
 from string import Template
+
+from plotly.offline import get_plotlyjs
 
 from horovod_partial.insight.report import figures, text
 from horovod_partial.insight.report.summary import Summary
@@ -16,17 +20,26 @@ _TEXT_COLUMNS = {"host", "slowness"}
 
 def write(summary: Summary, path: str | PathLike[str]) -> None:
     """Write the summary of a recording to an HTML page."""
+    plots = figures.plots(summary)
     page = Template(_TEMPLATE.read_text()).substitute(
         run=escape(summary.recording.run),
         size=summary.recording.size,
         steps=len(summary.waited),
         policy=escape(summary.steps.policy),
+        headline=escape(summary.headline),
         answer=escape(summary.answer),
         waiting=escape(summary.waiting),
         columns="".join(_cell("th", name, name) for name in text.columns(summary)),
         rows="\n".join(_row(summary)),
-        plots="\n".join(_plots(summary)),
+        plots="\n".join(
+            f'<section>\n<h2>{escape(plot.title)}</h2>\n<p>{escape(plot.reading)}</p>\n<div class="plot"></div>\n</section>'
+            for plot in plots
+        ),
         remarks=_remarks(summary.remarks),
+        # "<" might begin the end of the script, so it is written as JSON writes any character.
+        figures=f"[{','.join(plot.figure.to_json() for plot in plots)}]".replace("<", "\\u003c"),
+        # plotly's JavaScript is 4.5 MB; compressed and as text, it is less than half of that.
+        plotly=base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode(),
     )
     Path(path).write_text(page)
 
@@ -43,22 +56,6 @@ def _row(summary: Summary) -> list[str]:
         kind = ' class="slow"' if rank.slowness.times else ""
         rows.append(f"<tr{kind}>{''.join(_cell('td', *cell) for cell in cells)}</tr>")
     return rows
-
-
-def _plots(summary: Summary) -> list[str]:
-    sections = []
-    for number, plot in enumerate(figures.plots(summary)):
-        # The HTML page contains plotly's JavaScript once, before the first plot.
-        figure = plot.figure.to_html(
-            full_html=False,
-            include_plotlyjs=number == 0,
-            div_id=f"plot-{number}",
-            config={"displaylogo": False, "responsive": True},
-        )
-        sections.append(
-            f"<section>\n<h2>{escape(plot.title)}</h2>\n<p>{escape(plot.reading)}</p>\n{figure}\n</section>"
-        )
-    return sections
 
 
 def _remarks(remarks: list[str]) -> str:

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator
-from os import PathLike
-from pathlib import Path
+from collections.abc import Iterator
+from os import PathLike, fspath
+
+from prometheus_client import write_to_textfile
 
 from horovod_partial.insight.report.summary import Summary
-
-# Prometheus's terms: a sample has labels and a value; a metric has a name, a help text, and samples.
-Sample = tuple[dict[str, str], float]
-Metric = tuple[str, str, list[Sample]]
+from horovod_partial.metrics.families import Family, registry
 
 
 def write(summary: Summary, path: str | PathLike[str]) -> None:
     """Write a summary's metrics to a file. The file appears whole, so a collector never reads half of it."""
-    scratch = Path(f"{path}.{os.getpid()}")
-    scratch.write_text("".join(_lines(_metrics(summary))))
-    scratch.replace(path)
+    write_to_textfile(fspath(path), registry(_families(summary), "horovod_partial_recording_"))
 
 
-def _metrics(summary: Summary) -> Iterator[Metric]:
+def _families(summary: Summary) -> Iterator[Family]:
     recording = summary.recording
     ranks = [({"rank": str(rank.rank), "host": rank.host}, rank) for rank in summary.ranks]
     about = {"run": recording.run, "policy": summary.steps.policy}
-    yield "recording_info", "What was recorded.", [(about, 1)]
-    yield "recording_ranks", "Ranks of the job.", [({}, recording.size)]
-    yield "recording_steps", "Steps that all ranks have recorded.", [({}, len(summary.waited))]
+    yield "info", "What was recorded.", [(about, 1)]
+    yield "ranks", "Ranks of the job.", [({}, recording.size)]
+    yield "steps", "Steps that all ranks have recorded.", [({}, len(summary.waited))]
     parts = [
         ({**labels, "part": part}, seconds)
         for labels, rank in ranks
@@ -62,16 +57,3 @@ def _metrics(summary: Summary) -> Iterator[Metric]:
         for quantile, value in (("0.5", clock.median_residual), ("0.95", clock.residual_95))
     ]
     yield "clock_residual_seconds", "How far ends of reductions lie from the fit of a host's clock.", residuals
-
-
-def _lines(metrics: Iterable[Metric]) -> Iterator[str]:
-    for name, told, samples in metrics:
-        kind = "counter" if name.endswith("_total") else "gauge"
-        yield f"# HELP horovod_partial_{name} {told}\n# TYPE horovod_partial_{name} {kind}\n"
-        for labels, value in samples:
-            inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
-            yield f"horovod_partial_{name}{{{inside}}} {float(value)!r}\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

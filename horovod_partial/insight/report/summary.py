@@ -145,8 +145,24 @@ class Summary:
         return sorted(self.ranks, key=lambda rank: (-rank.slowness.compute, rank.rank))
 
     @property
+    def headline(self) -> str:
+        """A few words that say which rank is slow."""
+        named = [str(rank.rank) for rank in self.slow[:3]]
+        if len(self.slow) > 3:
+            named.append(f"{len(self.slow) - 3} more")
+        if named:
+            several = len(named) > 1
+            listed = f"{', '.join(named[:-1])} and {named[-1]}" if several else named[0]
+            return f"Ranks {listed} are slow" if several else f"Rank {listed} is slow"
+        if slowness.too_loaded(self.recording):
+            return "The machine was too loaded to tell which rank is slow"
+        if len(self.waited) < slowness.LEAST_STEPS:
+            return "Too few steps to tell which rank is slow"
+        return "No rank is slow"
+
+    @property
     def answer(self) -> str:
-        """A sentence that says which rank is slow."""
+        """Sentences that say which rank is slow, and how."""
         steps = len(self.waited)
         named = [f"rank {rank.rank} {rank.slowness}" for rank in self.slow[:3]]
         if len(self.slow) > 3:
@@ -155,6 +171,8 @@ class Summary:
             text = "; ".join(named)
             return f"{text[0].upper()}{text[1:]}."
         slowest = self.slowest_first[0]
+        if loaded := slowness.too_loaded(self.recording):
+            return f"The machine was too loaded to tell which rank is slow: {loaded}."
         if steps < slowness.LEAST_STEPS:
             return f"{steps} steps are too few to tell which rank is slow: record {slowness.LEAST_STEPS} or more."
         if len(self.ranks) == 1:
@@ -174,6 +192,8 @@ class Summary:
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences that say what data is missing in the recording, and how exact the clocks are."""
+        """Sentences that say what data is missing in the recording, how loaded hosts were, and how exact the clocks are."""
+        loaded = slowness.too_loaded(self.recording) if self.slow else ""
+        load = [f"Other programs, or too many threads of this one, may be why ranks are slow: {loaded}."] if loaded else []
         clocks = [str(clock) for clock in self.clocks.hosts.values()] if len(self.clocks.hosts) > 1 else []
-        return [*self.recording.remarks, *self.steps.remarks, *clocks]
+        return [*self.recording.remarks, *self.steps.remarks, *load, *clocks]

@@ -1,0 +1,155 @@
+"""Shows a running job in the terminal, rank by rank, from the metrics that its rank 0 serves."""
+
+from __future__ import annotations
+
+import http.client
+import time
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from horovod_partial.metrics.job import PREFIX
+
+WINDOW_SECONDS = 30.0  # rates are means over as long: a step may take longer than two looks are apart
+_PATIENCE_SECONDS = 60.0  # for a job that does not answer any more: an elastic job may begin anew
+_TIMEOUT_SECONDS = 10.0  # for an answer of rank 0
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """The metrics of a job at one time.
+
+    Attributes:
+        time: when they were read, in seconds of a clock that does not go back.
+        values: for each metric, without the prefix, its values by labels.
+    """
+
+    time: float
+    values: dict[str, dict[frozenset[tuple[str, str]], float]] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str, now: float) -> Scrape:
+        """Read metrics in Prometheus's text format. Raises ValueError if they are in another one, or no job's."""
+        values: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                values.setdefault(sample.name.removeprefix(PREFIX), {})[frozenset(sample.labels.items())] = sample.value
+        if "ranks" not in values:
+            raise ValueError("these metrics are not those of a job with horovod_partial")
+        return cls(now, values)
+
+    def of(self, name: str, **labels: str) -> float | None:
+        """Return the value of a metric with these labels, and any others. None if there is no such value."""
+        wanted = set(labels.items())
+        return next((value for of, value in self.values.get(name, {}).items() if wanted <= of), None)
+
+    def label(self, name: str, wanted: str, **labels: str) -> str:
+        """Return one label of a metric with these labels. Empty if there is no such metric."""
+        given = set(labels.items())
+        return next((dict(of).get(wanted, "") for of in self.values.get(name, {}) if given <= of), "")
+
+
+def read(address: str) -> Scrape:
+    """Read the metrics at `HOST:PORT`.
+
+    Raises:
+        OSError: nothing answers there.
+        ValueError: what answers is not a job, or `address` is not of this form.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"{address!r} is not of the form HOST:PORT")
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a cluster's proxy does not reach its own hosts
+    try:
+        with direct.open(f"http://{address}/metrics", timeout=_TIMEOUT_SECONDS) as answer:
+            text = answer.read().decode(errors="replace")
+    except http.client.HTTPException as error:
+        raise OSError(f"the answer is not HTTP, or is cut off: {error!r}") from None
+    return Scrape.parse(text, time.monotonic())
+
+
+def frames(scrape: Callable[[], Scrape], seconds: float, pause: Callable[[float], None] = time.sleep) -> Iterator[Group]:
+    """Yield what to show, each `seconds`. Ends when the job has not answered for a minute.
+
+    Raises:
+        OSError: nothing answers at first.
+        ValueError: what answers is not a job.
+    """
+    looks = deque([scrape()])
+    while True:
+        pause(seconds)
+        try:
+            looks.append(scrape())
+        except OSError:
+            if time.monotonic() - looks[-1].time > _PATIENCE_SECONDS:
+                return
+            continue
+        while len(looks) > 2 and looks[-1].time - looks[1].time >= WINDOW_SECONDS:
+            looks.popleft()
+        yield show(looks[0], looks[-1])
+
+
+def show(before: Scrape, after: Scrape) -> Group:
+    """Return a table of what the ranks did between two scrapes, slow ranks first."""
+    table = Table()
+    table.add_column("rank", justify="right")
+    for name in ("steps/s", "compute ms", "computing", "MB/s", "late", "processors"):
+        table.add_column(name, justify="right")
+    table.add_column("slowness")
+    ranks = [str(rank) for rank in range(int(after.of("ranks") or 0))]
+    rates = {rank: _per_second(before, after, "steps_total", rank=rank) for rank in ranks}
+    for rank in sorted(ranks, key=lambda rank: -(after.of("slowness_ratio", rank=rank) or 1.0)):
+        steps, computing = rates[rank], _per_second(before, after, "compute_seconds_total", rank=rank)
+        moved = _per_second(before, after, "bytes_total", rank=rank)
+        factor, kind = after.of("slowness_ratio", rank=rank), after.label("slowness_ratio", "kind", rank=rank)
+        table.add_row(
+            rank,
+            _text(steps, "{:.2f}"),
+            _text(1e3 * computing / steps if steps and computing is not None else None, "{:.1f}"),
+            _text(computing, "{:.0%}"),
+            _text(moved / 1e6 if moved is not None else None, "{:.1f}"),
+            _text(_late(before, after, rank), "{:.0%}"),
+            _text(after.of("processors", rank=rank), "{:.1f}"),
+            f"{factor:.2f} times, {kind}" if factor is not None and factor > 1 else "-",
+            style="bold" if factor is not None and factor > 1 else None,
+        )
+    return Group(Text(_summary(before, after, ranks)), table)
+
+
+def _summary(before: Scrape, after: Scrape, ranks: list[str]) -> str:
+    lines = [f"{len(ranks)} ranks"]
+    rounds = _per_second(before, after, "rounds_total", process_set="0")
+    contributions = _per_second(before, after, "contributions_total", process_set="0")
+    stale = _per_second(before, after, "staleness_rounds_total", process_set="0")
+    if rounds:
+        lines.append(f"{rounds:.1f} rounds/s")
+    if contributions and stale is not None:
+        lines.append(f"staleness {stale / contributions:.2f} rounds")
+    if after.of("steps_total") is None:
+        lines.append("no step is timed yet")
+    return ", ".join(lines)
+
+
+def _late(before: Scrape, after: Scrape, rank: str) -> float | None:
+    late = _per_second(before, after, "late_total", process_set="0", rank=rank)
+    on_time = _per_second(before, after, "on_time_total", process_set="0", rank=rank)
+    return late / (late + on_time) if late is not None and on_time is not None and late + on_time else None
+
+
+def _per_second(before: Scrape, after: Scrape, name: str, **labels: str) -> float | None:
+    """Return how fast a counter grows. A counter that went back has begun anew, in an elastic job."""
+    now, then = after.of(name, **labels), before.of(name, **labels)
+    if now is None:
+        return None
+    grown = now - then if then is not None and now >= then else now
+    return grown / (after.time - before.time)
+
+
+def _text(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

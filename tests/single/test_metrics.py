@@ -1,0 +1,169 @@
+"""Metrics of a job: their names, what `horovod-partial top` makes of them, and who may read them."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from horovod_partial import cli
+from horovod_partial.metrics import top
+from horovod_partial.metrics.families import registry
+from horovod_partial.metrics.job import JobMetrics
+from horovod_partial.metrics.top import Scrape
+from horovod_partial.settings import Settings
+
+
+def rank(steps: int, seconds: float, slowness: float = 1.0, kind: str = "none", **signs: float) -> dict[str, Any]:
+    return {
+        **{"steps": steps, "compute_seconds": seconds, "bytes": 4_000_000 * steps},
+        **{"slowness": slowness, "kind": kind, **signs},
+    }
+
+
+def bucket(on_time: list[int], late: list[int], staleness: dict[int, int]) -> dict[str, Any]:
+    return {"on_time": on_time, "late": late, "rounds": max(on_time, default=0), "staleness": staleness, "quorums": []}
+
+
+RANKS = [rank(100, 5.0, processors=0.5), rank(90, 9.0, 2.0, "persistent", processors=1.25, throttled=0.4)]
+STATISTICS = {
+    0: {
+        "optimizer.0": bucket([100, 60], [0, 30], {0: 130, 1: 30}),
+        "optimizer.1": bucket([90, 70], [10, 20], {0: 160}) | {"quorums": [(0, 2, "start"), (8, 1, "tried")]},
+        "new": bucket([], [], {}),
+    },
+    3: {"other": bucket([5], [0], {0: 5})},
+}
+
+
+def text_of(ranks: list[dict[str, Any]], statistics: dict[int, dict[str, Any]]) -> str:
+    return generate_latest(registry(JobMetrics(2, lambda: ranks, lambda: statistics), "horovod_partial_")).decode()
+
+
+def scrape(time: float = 0.0, ranks: Any = RANKS, statistics: Any = STATISTICS) -> Scrape:
+    return Scrape.parse(text_of(ranks, statistics), time)
+
+
+def test_names_follow_prometheus() -> None:
+    text = text_of(RANKS, STATISTICS)
+    kinds = dict(re.findall(r"# TYPE (\S+) (\S+)", text))
+    assert all(name.startswith("horovod_partial_") for name in kinds)
+    assert {name for name, kind in kinds.items() if kind == "counter"} == {n for n in kinds if n.endswith("_total")}
+    assert {name for name in kinds if "second" in name} == {"horovod_partial_compute_seconds_total"}
+
+
+def test_each_metric_has_the_value_of_the_job() -> None:
+    found = scrape()
+    assert found.of("ranks") == 2
+    assert found.of("steps_total", rank="1") == 90
+    assert found.of("compute_seconds_total", rank="1") == 9.0
+    assert found.of("bytes_total", rank="0") == 400e6
+    assert found.of("slowness_ratio", rank="1") == 2.0
+    assert found.label("slowness_ratio", "kind", rank="1") == "persistent"
+    assert found.of("throttled_ratio", rank="1") == 0.4
+    assert found.of("throttled_ratio", rank="0") is None, "Linux does not tell it there"
+    assert found.of("on_time_total", process_set="0", rank="0") == 190
+    assert found.of("late_total", process_set="0", rank="1") == 50
+    assert found.of("rounds_total", process_set="0") == 190
+    assert found.of("contributions_total", process_set="0") == 320
+    assert found.of("staleness_rounds_total", process_set="0") == 30
+    assert found.of("quorum_ranks", bucket="optimizer.1") == 1
+    assert found.of("rounds_total", process_set="3") == 5
+
+
+def test_a_job_that_has_just_begun_has_few_metrics() -> None:
+    assert set(scrape(ranks=[], statistics={}).values) == {"ranks"}
+    assert scrape(ranks=[], statistics={0: {"new": bucket([], [], {})}}).of("rounds_total") == 0
+
+
+def test_counters_stay_when_an_optimizer_and_its_buckets_are_forgotten() -> None:
+    statistics: dict[int, dict[str, dict[str, Any]]] = {}
+    job = JobMetrics(2, list, lambda: statistics)
+
+    def rounds() -> list[float]:
+        families = {name: samples for name, _, samples in job}
+        return [value for name in ("rounds_total", "late_total") for _, value in families[name]]
+
+    statistics[0] = {"first": bucket([10, 8], [0, 2], {}), "second": bucket([5, 5], [0, 0], {})}
+    assert rounds() == [15, 0, 2]
+    statistics[0] = {"second": bucket([7, 6], [0, 1], {})}
+    assert rounds() == [17, 0, 3]
+    statistics[0] = {"second": bucket([7, 6], [0, 1], {}), "first": bucket([1, 1], [0, 0], {})}  # a new optimizer
+    assert rounds() == [18, 0, 3]
+    statistics[0] = {}
+    assert rounds() == [18, 0, 3]
+
+
+def printed(before: Scrape, after: Scrape) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(top.show(before, after))
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_top_shows_what_happened_between_two_scrapes() -> None:
+    ranks = [rank(120, 6.0, processors=0.5), rank(100, 10.5, 2.0, "persistent", processors=1.25)]
+    statistics = {0: {"optimizer.0": bucket([210, 150], [10, 70], {0: 390, 1: 50})}}
+    shown = printed(scrape(10.0), scrape(20.0, ranks, statistics))
+    rows = [re.split(r"\s*[│┃]\s*", line)[1:-1] for line in shown.splitlines() if re.match(r"│ +\d", line)]
+    assert rows == [
+        ["1", "1.00", "150.0", "15%", "4.0", "50%", "1.2", "2.00 times, persistent"],
+        ["0", "2.00", "50.0", "10%", "8.0", "0%", "0.5", "-"],
+    ]
+    assert "2 ranks, 2.0 rounds/s, staleness 0.17 rounds" in shown
+
+
+def test_top_shows_a_job_that_has_just_begun_or_has_begun_anew() -> None:
+    assert "no step is timed yet" in printed(scrape(0.0, [], {}), scrape(1.0, [], {}))
+    assert "-0" not in printed(scrape(0.0), scrape(10.0, [rank(10, 0.5), rank(10, 0.5)], {0: {}}))
+
+
+def test_top_ends_when_the_job_does() -> None:
+    scrapes: Iterator[Scrape] = iter([scrape(-1001.0), scrape(-1000.0)])  # the last answer is long ago
+
+    def read() -> Scrape:
+        try:
+            return next(scrapes)
+        except StopIteration:
+            raise ConnectionRefusedError from None
+
+    assert len(list(top.frames(read, 1.0, lambda seconds: None))) == 1
+
+
+def test_rates_are_means_over_half_a_minute() -> None:
+    scrapes = [scrape(10.0 * n, [rank(n // 2, 0.0), rank(n // 2, 0.0)], {}) for n in range(9)]  # a step takes 20 s
+    shown = itertools.islice(top.frames(iter(scrapes).__next__, 10.0, lambda seconds: None), 8)
+    console = Console(file=io.StringIO(), width=120)
+    for frame in shown:
+        console.print(frame)
+    rates = re.findall(r"│ +0 │ +(\S+) │", console.file.getvalue())  # type: ignore[attr-defined]
+    assert rates[2:] == ["0.03", "0.07", "0.03", "0.07", "0.03", "0.07"]
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [("127.0.0.1:1", "nothing answers at 127.0.0.1:1"), ("worker", "'worker' is not of the form HOST:PORT")],
+)
+def test_top_refuses_what_is_no_job(address: str, told: str) -> None:
+    shown = CliRunner().invoke(cli.app, ["top", address])
+    assert shown.exit_code == 2
+    assert told in shown.output
+
+
+def test_metrics_of_something_else_are_no_job() -> None:
+    with pytest.raises(ValueError, match="not those of a job"):
+        Scrape.parse("# TYPE up gauge\nup 1\n", 0.0)
+
+
+def test_no_port_is_open_unless_asked_for_and_then_on_this_host_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings().metrics_port == 0
+    assert Settings().metrics_host == "127.0.0.1"
+    assert not Settings().watches_steps
+    monkeypatch.setenv("HOROVOD_PARTIAL_METRICS_PORT", "9464")
+    assert Settings().watches_steps, "the metrics tell of steps"
