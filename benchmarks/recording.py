@@ -101,7 +101,12 @@ def main() -> None:
         pairs=options.pairs,
         steps=dict(zip(shapes.SETS, options.steps, strict=True)),
     )
-    figures: dict[str, Any] = {"what": options.what, "framework": framework, "ranks": options.ranks, "transport": options.transport}
+    figures: dict[str, Any] = {
+        "what": options.what,
+        "framework": framework,
+        "ranks": options.ranks,
+        "transport": options.transport,
+    }
     rows = []
     for name, found in measured.items():
         ratios = [on / off for on, off in zip(found["on"], found["off"], strict=True)]

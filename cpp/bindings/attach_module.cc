@@ -342,9 +342,8 @@ PYBIND11_MODULE(_attach, m) {
       },
       released, library, py::arg("directory"), py::arg("most_bytes"));
   m.def(
-      "watch",
-      [](const std::string& library, bool on) { attach::SessionOf(library, 0)->recorder()->Watch(on); }, released,
-      library, py::arg("on"));
+      "watch", [](const std::string& library, bool on) { attach::SessionOf(library, 0)->recorder()->Watch(on); },
+      released, library, py::arg("on"));
   m.def(
       "record_wait",
       [](const std::string& library, std::int64_t begin, std::int64_t end) {

@@ -36,5 +36,5 @@ def registry(families: Iterable[Family], prefix: str) -> CollectorRegistry:
     without samples are left out.
     """
     made = CollectorRegistry()
-    made.register(_Collector(families, prefix))  # type: ignore[arg-type]  # it need not be of Prometheus's class
+    made.register(_Collector(families, prefix))
     return made

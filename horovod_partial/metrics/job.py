@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from horovod_partial.metrics.families import Family
@@ -11,8 +11,16 @@ from horovod_partial.metrics.families import Family
 PREFIX = "horovod_partial_"
 _SIGNS = (
     ("processors", "processors", "Processors that the rank's process uses, on average."),
-    ("throttled", "throttled_ratio", "Share of scheduling periods in which the cgroup of the rank's process is throttled."),
-    ("stolen", "stolen_ratio", "Share of the processor time of the rank's machine that its hypervisor gives to others."),
+    (
+        "throttled",
+        "throttled_ratio",
+        "Share of scheduling periods in which the cgroup of the rank's process is throttled.",
+    ),
+    (
+        "stolen",
+        "stolen_ratio",
+        "Share of the processor time of the rank's machine that its hypervisor gives to others.",
+    ),
     ("pressure", "pressure_ratio", "Share of the time in which some process on the rank's host waits for a processor."),
 )
 
@@ -61,7 +69,11 @@ def _of_ranks(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Family]:
     ):
         yield name, help_text, [(labels, rank[key]) for labels, rank in labelled]
     help_text = "How many times as long as the median rank a slow rank computes, and in what way it is slow; 1 if it is not slow."
-    yield "slowness_ratio", help_text, [({**labels, "kind": rank["kind"]}, rank["slowness"]) for labels, rank in labelled]
+    yield (
+        "slowness_ratio",
+        help_text,
+        [({**labels, "kind": rank["kind"]}, rank["slowness"]) for labels, rank in labelled],
+    )
     for key, name, help_text in _SIGNS:
         yield name, help_text, [(labels, rank[key]) for labels, rank in labelled if key in rank]
 
@@ -71,7 +83,7 @@ class _RoundCounters:
 
     def __init__(self) -> None:
         self._totals: dict[str, Counter[tuple[tuple[str, str], ...]]] = {name: Counter() for name in _COUNTED}
-        self._before: dict[Hashable, float] = {}  # what each bucket had counted at the last look
+        self._before: dict[tuple[int, str, str, int], int] = {}  # what each bucket had counted at the last look
 
     def families(self, statistics: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> Iterator[Family]:
         """Return the families of rounds, from the raw statistics of each process set."""
@@ -86,7 +98,7 @@ class _RoundCounters:
             labels = (("process_set", str(number)), *((("rank", str(rank)),) if rank >= 0 else ()))
             before = self._before.get(key, 0)
             self._totals[name][labels] += value - before if value >= before else value
-        self._before = dict(counts)
+        self._before = counts
         for name, help_text in _COUNTED.items():
             yield name, help_text, [(dict(labels), total) for labels, total in sorted(self._totals[name].items())]
         quorums = [

@@ -65,7 +65,9 @@ def read(address: str) -> Scrape:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"{address!r} is not of the form HOST:PORT")
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a cluster's proxy does not reach its own hosts
+    direct = urllib.request.build_opener(
+        urllib.request.ProxyHandler({})
+    )  # a cluster's proxy does not reach its own hosts
     try:
         with direct.open(f"http://{address}/metrics", timeout=_TIMEOUT_SECONDS) as answer:
             text = answer.read().decode(errors="replace")
@@ -74,7 +76,9 @@ def read(address: str) -> Scrape:
     return Scrape.parse(text, time.monotonic())
 
 
-def frames(scrape: Callable[[], Scrape], seconds: float, pause: Callable[[float], None] = time.sleep) -> Iterator[Group]:
+def frames(
+    scrape: Callable[[], Scrape], seconds: float, pause: Callable[[float], None] = time.sleep
+) -> Iterator[Group]:
     """Yield what to show, each `seconds`. Ends when the job has not answered for a minute.
 
     Raises:

@@ -80,7 +80,7 @@ def test_a_job_tells_who_is_slow_while_ranks_are_stopped_and_killed(job: Job, po
 def test_a_port_that_is_taken_is_told_and_the_job_goes_on(job: Job) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         variables = {"HOROVOD_PARTIAL_METRICS_PORT": str(taken.getsockname()[1])}
-        assert job.run("recorded", "majority", "5", "again", **variables) == 0, job.output()
+        assert job.run("recorded", "majority", "5", "whole", **variables) == 0, job.output()
     assert "rank 0 serves no metrics, because it cannot listen at 127.0.0.1, port" in job.output()
 
 
@@ -145,7 +145,10 @@ def query(address: str, expression: str) -> list[dict[str, Any]]:
 def test_a_prometheus_scrapes_what_the_dashboard_shows(job: Job, port: int, prometheus: str) -> None:
     start(job, port, "auto")
     slow = "horovod_partial_slowness_ratio > 1"
-    job.until(lambda: [of["metric"]["rank"] for of in query(prometheus, slow)] == ["2"], "Prometheus knows that rank 2 is slow")
+    job.until(
+        lambda: [of["metric"]["rank"] for of in query(prometheus, slow)] == ["2"],
+        "Prometheus knows that rank 2 is slow",
+    )
     stolen = re.compile("horovod_partial_(stolen|throttled|pressure)_ratio")  # not every machine tells these
     shown = [expression for expression in expressions() if not stolen.search(expression)]
     job.until(lambda: all(query(prometheus, expression) for expression in shown), "each panel has data")

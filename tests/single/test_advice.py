@@ -280,5 +280,7 @@ def test_too_little_is_refused(tmp_path: Path, steps: int, ranks: int) -> None:
 
 def test_what_a_loaded_machine_has_recorded_is_refused(tmp_path: Path) -> None:
     synthetic.write(tmp_path, Job(one_random(), hosts=[Host("worker-0", starved=0.8)]))
-    with pytest.raises(ValueError, match="too loaded to predict from: rank 0 on worker-0 waited for a processor for 80%"):
+    with pytest.raises(
+        ValueError, match="too loaded to predict from: rank 0 on worker-0 waited for a processor for 80%"
+    ):
         advice.advise(recording.load(tmp_path))

@@ -177,7 +177,10 @@ def test_a_machine_that_was_too_loaded_to_tell(tmp_path: Path) -> None:
     synthetic.write(tmp_path / "even", Job(synthetic.even(100, 4), hosts=loaded))
     even = Summary.of(recording.load(tmp_path / "even"))
     assert even.headline == "The machine was too loaded to tell which rank is slow"
-    assert even.answer == f"{even.headline}: rank 1 on worker-1 waited for a processor for 80% of the time in which it could have run."
+    assert (
+        even.answer
+        == f"{even.headline}: rank 1 on worker-1 waited for a processor for 80% of the time in which it could have run."
+    )
     compute = synthetic.even(100, 4)
     compute[:, 2] *= 1.5
     synthetic.write(tmp_path / "slow", Job(compute, hosts=loaded))
@@ -345,7 +348,9 @@ def test_a_browser_draws_each_plot(page: Path, summary: Summary, width: int, sch
                     inside = bar.bounding_box()
                     assert box["x"] <= inside["x"], title
                     assert inside["x"] + inside["width"] <= box["x"] + box["width"], title
-            assert is_light(view.locator("body").evaluate("of => getComputedStyle(of).backgroundColor")) == (scheme == "light")
+            assert is_light(view.locator("body").evaluate("of => getComputedStyle(of).backgroundColor")) == (
+                scheme == "light"
+            )
             assert view.locator("#ranks tbody tr").count() == RANKS
             assert view.locator(".modebar").count() == 0, "a toolbar would cover the colour bars"
             assert view.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
@@ -423,9 +428,7 @@ def test_arrows_lead_from_late_gradients_to_their_rounds(events: list[dict[str, 
 
 def test_metrics_are_in_the_format_of_prometheus(summary: Summary, tmp_path: Path) -> None:
     prometheus.write(summary, tmp_path / "job.prom")
-    families = {
-        family.name: family for family in text_string_to_metric_families((tmp_path / "job.prom").read_text())
-    }
+    families = {family.name: family for family in text_string_to_metric_families((tmp_path / "job.prom").read_text())}
     assert all(name.startswith("horovod_partial_") and family.documentation for name, family in families.items())
     steps = {
         (sample.labels["rank"], sample.labels["host"], sample.labels["part"]): sample.value
@@ -434,10 +437,13 @@ def test_metrics_are_in_the_format_of_prometheus(summary: Summary, tmp_path: Pat
     assert len(steps) == 3 * RANKS
     assert steps["3", "worker-1", "compute"] == summary.ranks[3].slowness.compute
     kinds = {
-        sample.labels["rank"]: sample.labels["kind"] for sample in families["horovod_partial_recording_slowness_ratio"].samples
+        sample.labels["rank"]: sample.labels["kind"]
+        for sample in families["horovod_partial_recording_slowness_ratio"].samples
     }
     assert kinds["1"] == "bursts"
-    residuals = {sample.labels["quantile"] for sample in families["horovod_partial_recording_clock_residual_seconds"].samples}
+    residuals = {
+        sample.labels["quantile"] for sample in families["horovod_partial_recording_clock_residual_seconds"].samples
+    }
     assert residuals == {"0.5", "0.95"}
 
 

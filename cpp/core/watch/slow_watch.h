@@ -17,9 +17,9 @@ namespace horovod_partial {
 // What is known of a rank, since the watch began.
 struct WatchedRank {
   std::int64_t steps = 0;
-  double compute_seconds = 0;  // of these steps together
-  std::int64_t bytes = 0;      // handed over for reduction
-  MachineSigns signs;          // means over recent heartbeats
+  double compute_seconds = 0;        // of these steps together
+  std::int64_t bytes = 0;            // handed over for reduction
+  MachineSigns signs;                // means over recent heartbeats
   std::optional<Slowness> slowness;  // while the rank is slow
 };
 

@@ -13,7 +13,9 @@ from typing import Any
 from horovod_partial import documents
 from horovod_partial.insight.recording.format import FORMAT, TABLES, VERSION, Header, Table, columns, joined
 
-_BUSY = 0.2  # the least share of the time for which a main thread must be able to run, to tell how loaded the machine is
+_BUSY = (
+    0.2  # the least share of the time for which a main thread must be able to run, to tell how loaded the machine is
+)
 _FILE = re.compile(r"rank-(\d+)\.(\d+)\.jsonl")
 
 

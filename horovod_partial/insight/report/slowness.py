@@ -101,9 +101,7 @@ def too_loaded(recording: Recording) -> str:
     starved = max(recording.ranks.values(), key=lambda rank: rank.starved)
     if starved.starved <= _MOST_STARVED:
         return ""
-    return (
-        f"rank {starved.rank} on {starved.host} waited for a processor for {starved.starved:.0%} of the time in which it could have run"
-    )
+    return f"rank {starved.rank} on {starved.host} waited for a processor for {starved.starved:.0%} of the time in which it could have run"
 
 
 def follows_data(compute: Floats, slow: list[Slowness]) -> bool:

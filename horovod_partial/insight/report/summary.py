@@ -194,6 +194,8 @@ class Summary:
     def remarks(self) -> list[str]:
         """Sentences that say what data is missing in the recording, how loaded hosts were, and how exact the clocks are."""
         loaded = slowness.too_loaded(self.recording) if self.slow else ""
-        load = [f"Other programs, or too many threads of this one, may be why ranks are slow: {loaded}."] if loaded else []
+        load = (
+            [f"Other programs, or too many threads of this one, may be why ranks are slow: {loaded}."] if loaded else []
+        )
         clocks = [str(clock) for clock in self.clocks.hosts.values()] if len(self.clocks.hosts) > 1 else []
         return [*self.recording.remarks, *self.steps.remarks, *load, *clocks]
