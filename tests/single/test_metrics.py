@@ -22,10 +22,8 @@ from horovod_partial.settings import Settings
 
 
 def rank(steps: int, seconds: float, slowness: float = 1.0, kind: str = "none", **signs: float) -> dict[str, Any]:
-    return {
-        **{"steps": steps, "compute_seconds": seconds, "bytes": 4_000_000 * steps},
-        **{"slowness": slowness, "kind": kind, **signs},
-    }
+    known = {"steps": steps, "compute_seconds": seconds, "bytes": 4_000_000 * steps, "slowness": slowness, "kind": kind}
+    return known | signs
 
 
 def bucket(on_time: list[int], late: list[int], staleness: dict[int, int]) -> dict[str, Any]:

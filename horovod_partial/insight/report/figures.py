@@ -208,7 +208,13 @@ def _heat(
         zmax=span[1],
         colorscale=_HEAT,
         # Above the map, so that it has room on a narrow screen.
-        colorbar={"title": {"text": unit, "side": "top"}, "orientation": "h", "thickness": 12, "y": 1, "yanchor": "bottom"},
+        colorbar={
+            "title": {"text": unit, "side": "top"},
+            "orientation": "h",
+            "thickness": 12,
+            "y": 1,
+            "yanchor": "bottom",
+        },
         hovertemplate="%{y}, step %{x}: %{z:.2f} " + unit + "<extra></extra>",
     )
     figure.update_yaxes(autorange="reversed", type="category")
