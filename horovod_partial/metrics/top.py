@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
+from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -101,9 +102,9 @@ def frames(
 
 def show(before: Scrape, after: Scrape) -> Group:
     """Return a table of what the ranks did between two scrapes, slow ranks first."""
-    table = Table()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("rank", justify="right")
-    for name in ("steps/s", "compute ms", "computing", "MB/s", "late", "processors"):
+    for name in ("steps/s", "compute ms", "computing", "MB/s", "late", "CPUs"):
         table.add_column(name, justify="right")
     table.add_column("slowness")
     ranks = [str(rank) for rank in range(int(after.of("ranks") or 0))]
@@ -120,7 +121,7 @@ def show(before: Scrape, after: Scrape) -> Group:
             _text(moved / 1e6 if moved is not None else None, "{:.1f}"),
             _text(_late(before, after, rank), "{:.0%}"),
             _text(after.of("processors", rank=rank), "{:.1f}"),
-            f"{factor:.2f} times, {kind}" if factor is not None and factor > 1 else "-",
+            f"{factor:.2f} {kind}" if factor is not None and factor > 1 else "-",
             style="bold" if factor is not None and factor > 1 else None,
         )
     return Group(Text(_summary(before, after, ranks)), table)

@@ -109,9 +109,9 @@ def test_top_shows_what_happened_between_two_scrapes() -> None:
     ranks = [rank(120, 6.0, processors=0.5), rank(100, 10.5, 2.0, "persistent", processors=1.25)]
     statistics = {0: {"optimizer.0": bucket([210, 150], [10, 70], {0: 390, 1: 50})}}
     shown = printed(scrape(10.0), scrape(20.0, ranks, statistics))
-    rows = [re.split(r"\s*[│┃]\s*", line)[1:-1] for line in shown.splitlines() if re.match(r"│ +\d", line)]
+    rows = [re.split("  +", line.strip()) for line in shown.splitlines() if re.match(r" +\d", line)]
     assert rows == [
-        ["1", "1.00", "150.0", "15%", "4.0", "50%", "1.2", "2.00 times, persistent"],
+        ["1", "1.00", "150.0", "15%", "4.0", "50%", "1.2", "2.00 persistent"],
         ["0", "2.00", "50.0", "10%", "8.0", "0%", "0.5", "-"],
     ]
     assert "2 ranks, 2.0 rounds/s, staleness 0.17 rounds" in shown
@@ -140,7 +140,7 @@ def test_rates_are_means_over_half_a_minute() -> None:
     console = Console(file=io.StringIO(), width=120)
     for frame in shown:
         console.print(frame)
-    rates = re.findall(r"│ +0 │ +(\S+) │", console.file.getvalue())  # type: ignore[attr-defined]
+    rates = re.findall(r"(?m)^ +0 +(\S+) ", console.file.getvalue())  # type: ignore[attr-defined]
     assert rates[2:] == ["0.03", "0.07", "0.03", "0.07", "0.03", "0.07"]
 
 

@@ -13,9 +13,6 @@ from typing import Any
 from horovod_partial import documents
 from horovod_partial.insight.recording.format import FORMAT, TABLES, VERSION, Header, Table, columns, joined
 
-_BUSY = (
-    0.2  # the least share of the time for which a main thread must be able to run, to tell how loaded the machine is
-)
 _FILE = re.compile(r"rank-(\d+)\.(\d+)\.jsonl")
 
 
@@ -53,15 +50,11 @@ class RankRecording(Header):
 
     @property
     def starved(self) -> float:
-        """For which share of the time in which it could have run the main thread waited for a processor, 0 to 1.
-
-        0 if the main thread could have run for a small part of the time only: then other threads compute, or none does.
-        """
+        """The share of the time in which the main thread could have run, and waited for a processor, 0 to 1."""
         times = self.tables["processor"]
-        if len(times["time"]) < 2:
+        if len(times["time"]) < 2 or times["time"][-1] <= times["time"][0]:
             return 0.0
-        seconds, ran, waited = (int(times[name][-1] - times[name][0]) for name in ("time", "ran", "waited"))
-        return waited / (ran + waited) if ran + waited > _BUSY * seconds else 0.0
+        return float((times["waited"][-1] - times["waited"][0]) / (times["time"][-1] - times["time"][0]))
 
 
 @dataclass(frozen=True)

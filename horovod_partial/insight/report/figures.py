@@ -219,7 +219,7 @@ def _heat(
     )
     figure.update_yaxes(autorange="reversed", type="category")
     _axes(figure, "step", "")
-    figure.update_layout(height=_height(len(names)) + 55, margin_t=70)
+    figure.update_layout(height=_height(len(names)) + 55, margin_t=10)
     return figure
 
 

@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 LEAST_STEPS = 30  # with fewer steps than this, no rank is said not to be slow
 LEAST_SLOWNESS = 1.05  # in `follows_data`, a rank whose mean is this many times the mean of all ranks is slow
-_MOST_STARVED = 0.6  # if a rank waits for a processor for more than this share, its compute times tell of other threads
+_MOST_STARVED = 0.5  # if a rank waits for a processor for more of the time, its compute times tell of other threads
 _NEARLY_ALL = 0.8
 _SURE = 4.0  # two values count as different if they lie at least this many standard errors apart
 _LEAST_IMBALANCE = 1.1  # ranks wait for each other if a step's slowest rank takes this many times the ranks' mean
@@ -101,7 +101,7 @@ def too_loaded(recording: Recording) -> str:
     starved = max(recording.ranks.values(), key=lambda rank: rank.starved)
     if starved.starved <= _MOST_STARVED:
         return ""
-    return f"rank {starved.rank} on {starved.host} waited for a processor for {starved.starved:.0%} of the time in which it could have run"
+    return f"rank {starved.rank} on {starved.host} waited for a processor for {starved.starved:.0%} of the time"
 
 
 def follows_data(compute: Floats, slow: list[Slowness]) -> bool:
