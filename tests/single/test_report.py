@@ -177,10 +177,7 @@ def test_a_machine_that_was_too_loaded_to_tell(tmp_path: Path) -> None:
     synthetic.write(tmp_path / "even", Job(synthetic.even(100, 4), hosts=loaded))
     even = Summary.of(recording.load(tmp_path / "even"))
     assert even.headline == "The machine was too loaded to tell which rank is slow"
-    assert (
-        even.answer
-        == f"{even.headline}: rank 1 on worker-1 waited for a processor for 80% of the time."
-    )
+    assert even.answer == f"{even.headline}: rank 1 on worker-1 waited for a processor for 80% of the time."
     compute = synthetic.even(100, 4)
     compute[:, 2] *= 1.5
     synthetic.write(tmp_path / "slow", Job(compute, hosts=loaded))
