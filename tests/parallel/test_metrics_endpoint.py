@@ -77,6 +77,7 @@ def test_a_job_tells_who_is_slow_while_ranks_are_stopped_and_killed(job: Job, po
     assert read(port) is None, "the port is free after the job"
 
 
+@pytest.mark.full_matrix("mpi")
 def test_a_port_that_is_taken_is_told_and_the_job_goes_on(job: Job) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         variables = {"HOROVOD_PARTIAL_METRICS_PORT": str(taken.getsockname()[1])}
