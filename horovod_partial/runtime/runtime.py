@@ -119,11 +119,7 @@ class Runtime:
         job = JobMetrics(self._mpi_ops.size(), self.watched_ranks, self._all_statistics)
         try:
             self._endpoint = Endpoint(config.metrics_host, config.metrics_port, job)
-        except (
-            OSError,
-            RuntimeError,
-            ValueError,
-        ) as error:  # the address is taken or wrong, or there are too many threads
+        except (OSError, RuntimeError, ValueError) as error:  # the address is taken or wrong; too many threads
             log.logger.error(
                 "rank 0 serves no metrics, because it cannot listen at %s, port %d: %s. Set HOROVOD_PARTIAL_METRICS_PORT to "
                 "a free port, and HOROVOD_PARTIAL_METRICS_HOST to an address of rank 0's host",

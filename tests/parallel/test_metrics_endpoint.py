@@ -57,6 +57,7 @@ def slow_ranks(scrape: top.Scrape | None) -> list[int]:
     return [rank for rank in ranks if (scrape.of("slowness_ratio", rank=str(rank)) or 1.0) > 1]
 
 
+@pytest.mark.full_matrix("mpi")
 @pytest.mark.parametrize("policy", ["majority", pytest.param("full", marks=pytest.mark.full_matrix)])
 def test_a_job_tells_who_is_slow_while_ranks_are_stopped_and_killed(job: Job, port: int, policy: str) -> None:
     start(job, port, policy)
