@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http
 import json
 import re
 import shutil
@@ -138,8 +139,10 @@ def query(address: str, expression: str) -> list[dict[str, Any]]:
         with urllib.request.urlopen(url, timeout=10) as answer:
             return list(json.load(answer)["data"]["result"])
     except urllib.error.HTTPError as error:
+        if error.code == http.HTTPStatus.SERVICE_UNAVAILABLE:  # Prometheus still begins
+            return []
         raise AssertionError(f"{expression}: {error.read().decode()}") from None
-    except OSError:  # Prometheus has not begun to listen
+    except OSError:  # it does not listen yet
         return []
 
 
