@@ -108,11 +108,11 @@ def show(before: Scrape, after: Scrape) -> Group:
         table.add_column(name, justify="right")
     table.add_column("slowness")
     ranks = [str(rank) for rank in range(int(after.of("ranks") or 0))]
-    rates = {rank: _per_second(before, after, "steps_total", rank=rank) for rank in ranks}
-    for rank in sorted(ranks, key=lambda rank: -(after.of("slowness_ratio", rank=rank) or 1.0)):
-        steps, computing = rates[rank], _per_second(before, after, "compute_seconds_total", rank=rank)
+    slowness = {rank: after.of("slowness_ratio", rank=rank) or 1.0 for rank in ranks}
+    for rank, factor in sorted(slowness.items(), key=lambda item: -item[1]):
+        steps = _per_second(before, after, "steps_total", rank=rank)
+        computing = _per_second(before, after, "compute_seconds_total", rank=rank)
         moved = _per_second(before, after, "bytes_total", rank=rank)
-        factor, kind = after.of("slowness_ratio", rank=rank), after.label("slowness_ratio", "kind", rank=rank)
         table.add_row(
             rank,
             _text(steps, "{:.2f}"),
@@ -121,8 +121,8 @@ def show(before: Scrape, after: Scrape) -> Group:
             _text(moved / 1e6 if moved is not None else None, "{:.1f}"),
             _text(_late(before, after, rank), "{:.0%}"),
             _text(after.of("processors", rank=rank), "{:.1f}"),
-            f"{factor:.2f} {kind}" if factor is not None and factor > 1 else "-",
-            style="bold" if factor is not None and factor > 1 else None,
+            f"{factor:.2f} {after.label('slowness_ratio', 'kind', rank=rank)}" if factor > 1 else "-",
+            style="bold" if factor > 1 else None,
         )
     return Group(Text(_summary(before, after, ranks)), table)
 

@@ -213,7 +213,8 @@ class Runtime:
         if self._monitor is None and self._mpi_ops.rank() == 0 and self._mpi_ops.size() > 1:
             log.logger.warning(
                 "no slow rank will be named, because the ranks give each other no signs of life: HOROVOD_PARTIAL_WATCH, "
-                "HOROVOD_PARTIAL_METRICS_PORT and HOROVOD_PARTIAL_STALL_SECONDS are 0, or the program has called Horovod's own init, or a line above says why"
+                "HOROVOD_PARTIAL_METRICS_PORT and HOROVOD_PARTIAL_STALL_SECONDS are 0, or the program has called Horovod's own "
+                "init, or a line above says why"
             )
 
     def record_wait(self, begin: int, end: int) -> None:

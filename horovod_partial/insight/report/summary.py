@@ -172,7 +172,7 @@ class Summary:
             return f"{text[0].upper()}{text[1:]}."
         slowest = self.slowest_first[0]
         if loaded := slowness.too_loaded(self.recording):
-            return f"The machine was too loaded to tell which rank is slow: {loaded}."
+            return f"{self.headline}: {loaded}."
         if steps < slowness.LEAST_STEPS:
             return f"{steps} steps are too few to tell which rank is slow: record {slowness.LEAST_STEPS} or more."
         if len(self.ranks) == 1:
