@@ -131,7 +131,8 @@ def _self_test(framework: str, has_nccl: bool) -> SelfTest:
     except subprocess.TimeoutExpired:
         return SelfTest(failure="the self-test did not end within a minute")
     if result.returncode != 0:
-        return SelfTest(failure=result.stderr)
+        last = result.stderr.strip().rpartition("\n")[2]
+        return SelfTest(failure=last if last.startswith("ImportError: ") else result.stderr)
     if not has_nccl:
         return SelfTest()
     return SelfTest(nccl=json.loads(result.stdout.splitlines()[-1]))
@@ -342,17 +343,25 @@ def advise(
 def top(
     address: str = typer.Argument(metavar="HOST:PORT", help="Where rank 0 serves metrics."),
     interval: float = typer.Option(2.0, min=0.1, help="Seconds between two looks."),
-    once: bool = typer.Option(False, "--once", help="Look once, and end."),
+    once: bool = typer.Option(False, "--once", help="Look once, and end; fail where no job has begun."),
 ) -> None:
-    """Show a running job, rank by rank. HOROVOD_PARTIAL_METRICS_PORT must be set in the job."""
+    """Show a running job, rank by rank. HOROVOD_PARTIAL_METRICS_PORT must be set in the job.
+
+    Without --once it waits for a job that has not begun.
+    """
     from rich.live import Live
 
     from horovod_partial.metrics import top as tops
 
-    shown = tops.frames(lambda: tops.read(address), interval)
+    def read() -> tops.Scrape:
+        return tops.read(address)
+
+    shown = tops.frames(read, interval)
     gone = f"nothing answers at {address} any more"
     with contextlib.suppress(KeyboardInterrupt):
         try:
+            if not once:
+                tops.wait(read, lambda: typer.echo(f"waiting for a job at {address}; Ctrl+C ends", err=True))
             first = next(shown)
             if once:
                 Console().print(first)

@@ -16,8 +16,17 @@ from install_horovod import SetupError
 
 # Printed as the last line of a process of its own: frameworks are large, talk on stdout, and may fail to load.
 # NVTX has no question of its own, but it changes the layout of a tensor's entry; its handle is an exported symbol.
+# Horovod's build leaves the versions of the frameworks in metadata.json. They are compared before its library is loaded, which
+# may fail in a framework of another version.
 QUESTION = """
-import ctypes, json, {framework}, horovod.{framework} as hvd
+import ctypes, json, pathlib, sys, {framework}
+from importlib.util import find_spec
+metadata = pathlib.Path(find_spec("horovod").submodule_search_locations[0], "metadata.json")
+built_for = json.loads(metadata.read_text()).get("{key}")
+if built_for != {framework}.__version__:
+    print(json.dumps([built_for, {framework}.__version__]))
+    sys.exit({other_version})
+import horovod.{framework} as hvd
 from horovod.{framework} import mpi_ops
 features = ["mpi", "gloo", "nccl", "cuda", "rocm", "ddl", "ccl"]
 built = [name for name in features if getattr(hvd, name + "_built")()]
@@ -28,6 +37,8 @@ abi = flags.CXX11_ABI_FLAG if flags else {framework}.compiled_with_cxx11_abi()
 flags = [flags.get_compile_flags(), flags.get_link_flags()] if flags else [[], []]
 print(json.dumps([{framework}.__version__, int(abi), built, *flags]))
 """
+METADATA_KEYS = {"torch": "pytorch", "tensorflow": "tensorflow"}
+OTHER_VERSION = 3  # the question's exit status if Horovod was built for another version of the framework
 
 ADVICE = "run tools/install_horovod.py, which builds it for the frameworks that are there, then install again"
 
@@ -66,7 +77,8 @@ def ask_horovod() -> Answer:
     """What the installed Horovod was built for, and with."""
     answer, reason = Answer({}, 1, [], [], []), ""
     for framework in ("torch", "tensorflow"):
-        command = [sys.executable, "-c", QUESTION.format(framework=framework)]
+        question = QUESTION.format(framework=framework, key=METADATA_KEYS[framework], other_version=OTHER_VERSION)
+        command = [sys.executable, "-c", question]
         process = subprocess.run(command, check=False, capture_output=True, text=True)
         if process.returncode == 0:
             found, *rest = json.loads(process.stdout.splitlines()[-1])
@@ -76,6 +88,12 @@ def ask_horovod() -> Answer:
                     "PyTorch 2.7 or newer, or have one of them in an environment of its own."
                 )
             answer = Answer({**answer.frameworks, framework: found}, *rest)  # TensorFlow comes last, with its flags
+        elif process.returncode == OTHER_VERSION:
+            built_for, found = json.loads(process.stdout.splitlines()[-1])
+            if built_for:
+                raise SetupError(
+                    f"The installed Horovod was built for {framework} {built_for}, but {found} is installed; {ADVICE}."
+                )
         else:
             reason = reason or process.stderr.strip().rpartition("\n")[2]
     if not answer.frameworks:
@@ -90,6 +108,7 @@ def write(directory: Path) -> None:
     variables = {
         "HOROVOD_SOURCE": str(install_horovod.source_tree()),
         "HOROVOD_CXX11_ABI": str(answer.cxx11_abi),
+        "HOROVOD_CXX_STANDARD": str(install_horovod.require_standard(answer.frameworks)),
         "HOROVOD_FEATURES": ";".join(answer.features).upper(),
         "TENSORFLOW_COMPILE_FLAGS": ";".join(answer.compile_flags),
         "TENSORFLOW_LINK_FLAGS": ";".join(answer.link_flags),
@@ -113,6 +132,7 @@ def write(directory: Path) -> None:
 
 if __name__ == "__main__":
     try:
+        install_horovod.require_python()
         require_horovod()
         if sys.argv[1:]:
             write(Path(sys.argv[1]))

@@ -2,9 +2,9 @@
 
     python install_horovod.py [--gloo] [--mpi] [--nccl] [--wheel-dir DIRECTORY]
 
-Horovod's last release predates today's frameworks, CUDA and Python; what `PATCHES` changes in its build is all that it takes.
-Without --gloo and --mpi it is built with Gloo and, where an MPI is found, with MPI. --nccl is for PyTorch on NVIDIA's GPUs: its
-compiler and headers are those of HOROVOD_CUDA_HOME, of nvcc on the PATH, or of NVIDIA's packages in this environment. NCCL is
+Horovod's last release predates today's frameworks, CUDA and Python; what `patches` changes in its build is all that it takes.
+Without --gloo and --mpi it is built with Gloo and, where an MPI is found, with MPI. Without --nccl it is built without CUDA, also
+where a toolkit is installed. --nccl is for PyTorch on NVIDIA's GPUs: its compiler and headers are those of HOROVOD_CUDA_HOME, of nvcc on the PATH, or of NVIDIA's packages in this environment. NCCL is
 linked as a shared library, so that Horovod uses the NCCL that PyTorch has loaded; its header and the name to link against come
 from HOROVOD_NCCL_HOME, from PyTorch's package, or from the system. No GPU is needed to build. The wheel is kept in a cache, and is not built twice. Two
 ranks add a tensor up before it is said to be installed. --wheel-dir leaves the wheel there instead, for other machines of the
@@ -14,18 +14,21 @@ The source comes from PyPI, checked by its hash, or offline from HOROVOD_PARTIAL
 unpacked tree. Standard library only: it can be fetched by itself.
 """
 
+from __future__ import annotations  # a Python that is too old can then be told so
+
 import argparse
 import hashlib
 import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -37,36 +40,59 @@ SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 SOURCE_VARIABLE = "HOROVOD_PARTIAL_HOROVOD_SOURCE"
 CACHE_VARIABLE = "HOROVOD_PARTIAL_CACHE"
 
-# What is replaced in which file of Horovod.
-PATCHES = {
-    "CMakeLists.txt": [
-        (
-            "set(CMAKE_CXX_STANDARD 14)",
-            # PyTorch 2.1 and TensorFlow 2.16 need C++17. Some headers get <string> and <stdexcept> by others, which no longer bring
-            # them with GCC 14.
-            "set(CMAKE_CXX_STANDARD 17)\n"
-            + 'add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include string -include stdexcept>")',
-        )
-    ],
-    "horovod/torch/CMakeLists.txt": [
-        ("set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)"),
-        # Python 3.12 has no distutils.
-        (
-            "from distutils.sysconfig import get_python_inc; print(get_python_inc())",
-            "import sysconfig; print(sysconfig.get_path('include'))",
-        ),
-    ],
-    # GCC 14 refuses an assignment to a constant member, even where nobody calls it.
-    "third_party/flatbuffers/include/flatbuffers/stl_emulation.h": [
-        ("  const size_type count_;", "  size_type count_;")
-    ],
-    # The XLA operations are for XLA's headers of their day.
-    "horovod/tensorflow/CMakeLists.txt": [
-        ('list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n', "")
-    ],
-    # CUDA 13's own headers need C++17.
-    "horovod/common/ops/cuda/CMakeLists.txt": [("set(CMAKE_CUDA_STANDARD 11)", "set(CMAKE_CUDA_STANDARD 17)")],
+# The versions of Python, oldest and newest, and the newest version of each framework that this has been tried with.
+PYTHONS = ((3, 10), (3, 14))
+TRIED = {"torch": (2, 15), "tensorflow": (2, 21)}
+
+# The header by which each framework refuses a compiler of an older C++ standard.
+REFUSING_HEADERS = {
+    "torch": "include/torch/csrc/api/include/torch/all.h",
+    "tensorflow": "include/absl/base/policy_checks.h",
 }
+OLDEST_STANDARD = 17  # that of CUDA 13's headers, and of ours
+
+
+def patches(standard: int) -> dict[str, list[tuple[str, str]]]:
+    """What is replaced in which file of Horovod, so that it builds with this C++ standard, and with tools of today."""
+    return {
+        "CMakeLists.txt": [
+            (
+                "set(CMAKE_CXX_STANDARD 14)",
+                # Some headers get <string> and <stdexcept> by others, which no longer bring them with GCC 14.
+                f"set(CMAKE_CXX_STANDARD {standard})\n"
+                'add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include string -include stdexcept>")',
+            ),
+            # A toolkit that is installed but not wanted may be too old for the compiler, or incomplete.
+            ("check_language(CUDA)\nif(NOT", "if(DEFINED ENV{HOROVOD_GPU_OPERATIONS})\n  check_language(CUDA)\nendif()\nif(NOT"),
+            ("if(NOT CMAKE_CUDA_COMPILER)", "if(NOT CMAKE_CUDA_COMPILER AND DEFINED ENV{HOROVOD_GPU_OPERATIONS})"),
+        ],
+        "horovod/torch/CMakeLists.txt": [
+            ("set(CMAKE_CXX_STANDARD 14)", f"set(CMAKE_CXX_STANDARD {standard})"),
+            # Python 3.12 has no distutils.
+            (
+                "from distutils.sysconfig import get_python_inc; print(get_python_inc())",
+                "import sysconfig; print(sysconfig.get_path('include'))",
+            ),
+        ],
+        "cmake/Modules/FindPytorch.cmake": [
+            (
+                "import torch; from torch.utils.cpp_extension import CUDA_HOME; print(True if (",
+                "import os, torch; from torch.utils.cpp_extension import CUDA_HOME; "
+                "print(True if ('HOROVOD_GPU_OPERATIONS' in os.environ and ",
+            )
+        ],
+        # GCC 14 refuses an assignment to a constant member, even where nobody calls it.
+        "third_party/flatbuffers/include/flatbuffers/stl_emulation.h": [
+            ("  const size_type count_;", "  size_type count_;")
+        ],
+        # The XLA operations are for XLA's headers of their day.
+        "horovod/tensorflow/CMakeLists.txt": [
+            ('list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n', "")
+        ],
+        # CUDA 13's own headers need C++17.
+        "horovod/common/ops/cuda/CMakeLists.txt": [("set(CMAKE_CUDA_STANDARD 11)", "set(CMAKE_CUDA_STANDARD 17)")],
+    }
+
 
 # Horovod's setup.py predates setuptools 80. Its CMake files predate CMake 4, which takes them if it is asked to.
 BUILD_TOOLS = {"cmake": "3.31.10", "setuptools": "79.0.1", "wheel": "0.48.0"}
@@ -82,6 +108,13 @@ assert hvd.size() == 2 and abs(float(total[999]) - 3) < 1e-6, total
 hvd.shutdown()
 """
 CHECK_SECONDS = 120
+
+# The first line of a build's output that tells why it failed, and what can be done about it, by what stands there.
+FAILURE = re.compile(r"rror: (?!subprocess-exited-with-error)|CMake Error|undefined reference")
+REMEDIES = {
+    "Killed": "the compiler ran out of memory; set MAKEFLAGS=-j1, and run this again",
+    "No space left": f"free some space, or set TMPDIR and {CACHE_VARIABLE} to folders on another disk",
+}
 
 
 class SetupError(Exception):
@@ -184,12 +217,19 @@ def digest(*parts: object) -> str:
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
 
 
+def _output(*command: object) -> str:
+    """What a command prints, or nothing if it is not there."""
+    try:
+        return subprocess.run(list(map(str, command)), check=False, capture_output=True, text=True).stdout
+    except OSError:
+        return ""
+
+
 def mpi_version() -> str:
     """The first line of `mpirun --version`, or nothing where no MPI can be compiled against."""
     if not (shutil.which("mpicxx") and shutil.which("mpirun")):
         return ""
-    result = subprocess.run(["mpirun", "--version"], check=False, capture_output=True, text=True)
-    return result.stdout.partition("\n")[0]
+    return _output("mpirun", "--version").partition("\n")[0]
 
 
 def _version(package: str) -> str:
@@ -211,6 +251,58 @@ def frameworks() -> dict[str, str]:
             f"{sys.executable} has neither PyTorch nor TensorFlow; install one of them, then run this again."
         )
     return {name: number for name, number in found.items() if number}
+
+
+def require_python() -> None:
+    """This Python is one of PYTHONS.
+
+    Raises:
+        SetupError: it is too old, or too new.
+    """
+    oldest, newest = (".".join(map(str, one)) for one in PYTHONS)
+    if not PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]:
+        raise SetupError(
+            f"horovod-partial needs Python {oldest} to {newest}, and {sys.executable} is Python {platform.python_version()}."
+        )
+
+
+def cxx_standards(names: Iterable[str]) -> dict[str, int]:
+    """The C++ standard that each framework's headers ask for, read there without an import."""
+    standards = {}
+    for name in names:
+        spec = find_spec(name)
+        headers = [Path(folder, REFUSING_HEADERS[name]) for folder in (spec and spec.submodule_search_locations) or ()]
+        text = "".join(header.read_text() for header in headers if header.is_file())
+        years = re.findall(r"(?:__cplusplus|_MSVC_LANG) < 20(\d\d)\d\dL", text)
+        standards[name] = max([OLDEST_STANDARD, *map(int, years)])
+    return standards
+
+
+def compiler() -> list[str]:
+    """The C++ compiler, which CXX may name with a launcher or options."""
+    return shlex.split(os.environ.get("CXX", "")) or ["c++"]
+
+
+def require_standard(found: dict[str, str]) -> int:
+    """The C++ standard to build with for these frameworks, which the compiler has.
+
+    Raises:
+        SetupError: there is no compiler, or it is too old.
+    """
+    command = compiler()
+    if not shutil.which(command[0]):
+        raise SetupError(f"There is no C++ compiler {command[0]}; install g++, or set CXX.")
+    standards = cxx_standards(found)
+    name, standard = max(standards.items(), key=lambda one: one[1])
+    program = f"#if __cplusplus < 20{standard}00L\n#error older\n#endif\n"
+    tried = [*command, f"-std=c++{standard}", "-x", "c++", "-E", "-"]
+    if subprocess.run(tried, check=False, input=program, capture_output=True, text=True).returncode != 0:
+        has = _output(*command, "--version").partition("\n")[0] or "of unknown version"
+        raise SetupError(
+            f"{name} {found[name]} needs a compiler of C++{standard}, and {' '.join(command)} ({has}) is none; install a "
+            "newer one, such as g++-12, and set CXX to it."
+        )
+    return standard
 
 
 @contextmanager
@@ -253,11 +345,11 @@ def _toolkit() -> Path | None:
     return Path(match[1]).resolve() if match else None
 
 
-def gpu_variables(links: Path) -> dict[str, str]:
-    """Where CMake finds CUDA's compiler and NCCL; in `links` are names that NVIDIA's packages lack, and linkers look for.
+def _cuda_home() -> Path:
+    """The folder of CUDA's compiler.
 
     Raises:
-        SetupError: one of them is not there.
+        SetupError: there is none.
     """
     given = os.environ.get("HOROVOD_CUDA_HOME")
     home = Path(given) if given else _nvidia_package("bin/nvcc") or _toolkit()
@@ -266,6 +358,16 @@ def gpu_variables(links: Path) -> dict[str, str]:
             "--nccl needs CUDA's compiler: install its toolkit or NVIDIA's package nvidia-cuda-nvcc of PyTorch's CUDA version, "
             "or set HOROVOD_CUDA_HOME."
         )
+    return home
+
+
+def gpu_variables(links: Path) -> dict[str, str]:
+    """Where CMake finds CUDA's compiler and NCCL; in `links` are names that NVIDIA's packages lack, and linkers look for.
+
+    Raises:
+        SetupError: one of them is not there.
+    """
+    home = _cuda_home()
     # In a package libraries have other names than in a toolkit, where CMake looks for them.
     if not (home / "lib64").exists() and (home / "lib").is_dir():
         (home / "lib64").symlink_to("lib")
@@ -308,57 +410,93 @@ def build_flags(found: dict[str, str], features: Features) -> dict[str, str]:
     return flags | ({"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_LINK": "SHARED"} if features.nccl else {})
 
 
-def _require_compiler() -> None:
+def _require_tools(features: Features) -> None:
     there = {
-        "a C++ compiler (g++, or what CXX names)": shutil.which(os.environ.get("CXX", "c++")),
         "make": shutil.which("make"),
         "Python's headers (python3-dev)": Path(sysconfig.get_path("include"), "Python.h").is_file(),
+        "an MPI with its headers (libopenmpi-dev, openmpi-bin)": not features.mpi or mpi_version(),
     }
     missing = [name for name, found in there.items() if not found]
     if missing:
         raise SetupError(f"Building Horovod needs {' and '.join(missing)}; install that first.")
+    if "HOROVOD_GPU_OPERATIONS" in os.environ and not features.nccl:
+        raise SetupError("HOROVOD_GPU_OPERATIONS is set, which asks for CUDA; unset it, or add --nccl.")
+
+
+def untried(found: dict[str, str]) -> str:
+    """Which frameworks are newer than those that this has been tried with, in words; empty if none is."""
+    newer = [
+        f"{name} {number} is newer than {'.'.join(map(str, TRIED[name]))}"
+        for name, number in found.items()
+        if tuple(map(int, re.findall(r"\d+", number)[:2])) > TRIED[name]
+    ]
+    return f"{' and '.join(newer)}, the newest that this has been tried with" if newer else ""
 
 
 def wheel(features: Features) -> Path:
     """The wheel of a Horovod that fits this environment, from the cache or built now.
 
     Raises:
-        SetupError: something that the build needs is missing.
+        SetupError: something that the build needs is missing, or the build failed.
     """
     found = frameworks()
+    if untried(found):
+        print(f"note: {untried(found)}.", flush=True)
+    standard = require_standard(found)
+    _require_tools(features)
     flags = build_flags(found, features)
-    mpi = mpi_version() if features.mpi else ""
-    if features.mpi and not mpi:
-        raise SetupError(
-            "--mpi needs mpicxx and mpirun; install an MPI with its headers (libopenmpi-dev, openmpi-bin)."
-        )
-    _require_compiler()
-    architectures = os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST", "") if features.nccl else ""
+    tools = [mpi_version() if features.mpi else "", *compiler(), _output(*compiler(), "--version")]
+    if features.nccl:
+        nvcc = _cuda_home() / "bin" / "nvcc"
+        tools += [nvcc, _output(nvcc, "--version"), os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST", "")]
     machine = (sys.version, platform.machine(), platform.libc_ver())
-    key = digest(SHA256, json.dumps(PATCHES), flags, found, mpi, architectures, *machine)
+    key = digest(SHA256, json.dumps(patches(standard)), flags, found, *tools, *machine)
     folder = cache_dir() / "wheels" / key
     wheels = list(folder.glob("*.whl"))
-    return wheels[0] if wheels else _build(folder, flags, features.nccl)
+    return wheels[0] if wheels else _build(folder, standard, flags, features.nccl, untried(found))
 
 
-def _build(folder: Path, flags: dict[str, str], nccl: bool) -> Path:
+def _build(folder: Path, standard: int, flags: dict[str, str], nccl: bool, untried: str) -> Path:
     print(f"Building Horovod {VERSION} once for this machine: some 5 minutes on two cores.", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "build.log"
     with tempfile.TemporaryDirectory(dir=folder) as scratch, build_tools() as environment:
         tree = Path(scratch) / "horovod"
         shutil.copytree(source_tree(), tree)
-        _patch(tree)
-        environment |= {"MAKEFLAGS": f"-j{min(os.cpu_count() or 1, 16)}", **OLD_CMAKE_FILES, **flags}
+        patch(tree, standard)
+        environment.setdefault("MAKEFLAGS", f"-j{min(os.cpu_count() or 1, 16)}")
+        environment.pop("HOROVOD_CUDA_HOME", None)
+        environment |= {**OLD_CMAKE_FILES, **flags}
         if nccl:
             environment |= gpu_variables(Path(scratch) / "links")
             environment["PATH"] = f"{environment['CUDA_HOME']}/bin:{environment['PATH']}"
-        pip("wheel", "--no-build-isolation", "--no-deps", f"--wheel-dir={scratch}", tree, env=environment)
+        try:
+            with log.open("w") as output:
+                pip(
+                    *("wheel", "--no-build-isolation", "--no-deps", f"--wheel-dir={scratch}", tree),
+                    env=environment,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+        except subprocess.CalledProcessError:
+            raise SetupError(explain(log, untried)) from None
         made = next(Path(scratch).glob("*.whl"))
         return made.rename(folder / made.name)  # a rename is atomic, so a wheel in the cache is always whole
 
 
-def _patch(tree: Path) -> None:
-    for name, edits in PATCHES.items():
+def explain(log: Path, untried: str) -> str:
+    """Why a build failed, from the first error in its output, and what to do."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    at = next((place for place, line in enumerate(lines) if FAILURE.search(line)), len(lines) - 1)
+    first = " ".join(lines[at : at + (2 if "CMake Error" in lines[at] else 1)]) if lines else "it printed nothing"
+    remedy = next((text for sign, text in REMEDIES.items() if sign in first), "")
+    if not remedy and untried:
+        remedy = f"take an older one, since {untried}"
+    return f"Horovod's build failed: {first}\nWhat to do: {remedy or 'mend that, and run this again'}. The whole output is in {log}."
+
+
+def patch(tree: Path, standard: int) -> None:
+    for name, edits in patches(standard).items():
         text = (tree / name).read_text()
         for old, new in edits:
             if old not in text:
@@ -401,6 +539,7 @@ def main() -> None:
     parser.add_argument("--nccl", action="store_true", help="reduce CUDA tensors with NCCL")
     parser.add_argument("--wheel-dir", type=Path, metavar="DIRECTORY", help="put the wheel there, and install nothing")
     options = parser.parse_args()
+    require_python()
     chosen = options.gloo or options.mpi
     features = Features(options.gloo or not chosen, options.mpi if chosen else bool(mpi_version()), options.nccl)
     made = wheel(features)

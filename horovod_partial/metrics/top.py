@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import time
+import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from horovod_partial.metrics.job import PREFIX
 
 WINDOW_SECONDS = 30.0  # rates are means over as long: a step may take longer than two looks are apart
 _PATIENCE_SECONDS = 60.0  # for a job that does not answer any more: an elastic job may begin anew
+_BEGINS_SECONDS = 1.0  # between two looks for a job that has not begun
 _TIMEOUT_SECONDS = 10.0  # for an answer of rank 0
 
 
@@ -57,12 +59,14 @@ class Scrape:
 
 
 def read(address: str) -> Scrape:
-    """Read the metrics at `HOST:PORT`.
+    """Read the metrics at `HOST:PORT`, or at the URL that a browser shows for them.
 
     Raises:
+        ConnectionRefusedError: nobody listens there.
         OSError: nothing answers there.
         ValueError: what answers is not a job, or `address` is not of this form.
     """
+    address = address.removeprefix("http://").removesuffix("/").removesuffix("/metrics")
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"{address!r} is not of the form HOST:PORT")
@@ -74,7 +78,31 @@ def read(address: str) -> Scrape:
             text = answer.read().decode(errors="replace")
     except http.client.HTTPException as error:
         raise OSError(f"the answer is not HTTP, or is cut off: {error!r}") from None
+    except urllib.error.URLError as error:
+        raise (error.reason if isinstance(error.reason, OSError) else error) from None
     return Scrape.parse(text, time.monotonic())
+
+
+def wait(
+    scrape: Callable[[], Scrape], tell: Callable[[], None], pause: Callable[[float], None] = time.sleep
+) -> None:
+    """Return when a job listens. Call `tell` once if none does yet.
+
+    Raises:
+        OSError: the host is unknown, or does not answer.
+        ValueError: what answers is not a job.
+    """
+    told = False
+    while True:
+        try:
+            scrape()
+        except ConnectionRefusedError:
+            if not told:
+                tell()
+            told = True
+            pause(_BEGINS_SECONDS)
+        else:
+            return
 
 
 def frames(

@@ -2,34 +2,54 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 from types import ModuleType
 
-_REINSTALL = "reinstall it from its source: pip install --force-reinstall --no-deps"
+_AGAIN = "`pip install --force-reinstall --no-deps .`"
+_AGAIN_AFTER_HOROVOD = (
+    f"in the source of horovod_partial run `python tools/install_horovod.py`, which builds Horovod for it, then {_AGAIN}"
+)
 
 
-def check_build(framework: str, version: str, mpi_ops: ModuleType) -> None:
+def check_versions(framework: str) -> None:
+    """Compare the versions of Horovod and of the framework with those of this build, before Horovod's library is loaded.
+
+    Raises:
+        ImportError: they differ. Horovod's library, which is built for one version of the framework, might not even load.
+    """
     from horovod_partial import _build_info as built  # the build of this package writes `_build_info`
 
     found = importlib.metadata.version("horovod")
     if found != built.HOROVOD_VERSION:
         raise ImportError(
-            f"horovod_partial was built for Horovod {built.HOROVOD_VERSION}, but {found} is installed; {_REINSTALL}"
+            f"horovod_partial was built for Horovod {built.HOROVOD_VERSION}, but {found} is installed; {_AGAIN_AFTER_HOROVOD}"
         )
     expected = built.FRAMEWORKS.get(framework)
     if expected is None:
-        raise ImportError(f"horovod_partial was built where Horovod had no {framework}; {_REINSTALL}")
+        raise ImportError(f"horovod_partial was built where Horovod had no {framework}; {_AGAIN_AFTER_HOROVOD}")
+    version = importlib.import_module(framework).__version__
     if version != expected:
         raise ImportError(
-            f"horovod_partial was built for {framework} {expected}, but {version} is installed; {_REINSTALL}"
+            f"horovod_partial was built for {framework} {expected}, but {version} is installed; {_AGAIN_AFTER_HOROVOD}"
         )
+
+
+def check_features(mpi_ops: ModuleType) -> None:
+    """Compare what the loaded Horovod was built with, with what it had when this package was built.
+
+    Raises:
+        ImportError: they differ.
+    """
+    from horovod_partial import _build_info as built
+
     known = ("mpi", "gloo", "nccl", "cuda", "rocm", "ddl", "ccl")
     features = [name for name in known if getattr(mpi_ops, name + "_built")()]
     if set(features) != set(built.FEATURES).intersection(known):
         raise ImportError(
             f"horovod_partial was built for a Horovod with {', '.join(built.FEATURES)}, but the installed one has "
-            f"{', '.join(features)}; {_REINSTALL}"
+            f"{', '.join(features)}; in the source of horovod_partial run {_AGAIN}"
         )
 
 

@@ -28,7 +28,7 @@ from horovod_partial import _attach, log
 from horovod_partial.checks import is_number, require
 from horovod_partial.runtime import failure, healing, heartbeat
 from horovod_partial.runtime.appliers import Applier, Averager, Meanwhile, Sharer, names_of
-from horovod_partial.runtime.build import check_build
+from horovod_partial.runtime.build import check_features
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.settings import adopt, settings, shared
 
@@ -44,21 +44,17 @@ class Runtime:
     """A framework's Horovod with this package's hooks installed.
 
     Args:
-        framework: `"torch"` or `"tensorflow"`.
-        version: the framework's version.
         mpi_ops: Horovod's module of that framework, with `init`, `shutdown`, `rank` and so on.
         library: path of the shared object with Horovod's core for that framework.
         waits_are_told: whether the front end tells of waits for Horovod, by `in_horovods_wait` and `asks_horovod`.
 
     Raises:
-        ImportError: this package was built for another version of the framework or of Horovod, or for a Horovod with
-            other features, or the hooks do not fit. Nothing has been changed then.
+        ImportError: this package was built for a Horovod with other features, or the hooks do not fit. Nothing has been
+            changed then.
     """
 
-    def __init__(
-        self, framework: str, version: str, mpi_ops: ModuleType, library: str, *, waits_are_told: bool
-    ) -> None:
-        check_build(framework, version, mpi_ops)
+    def __init__(self, mpi_ops: ModuleType, library: str, *, waits_are_told: bool) -> None:
+        check_features(mpi_ops)
         self._mpi_ops = mpi_ops
         self._library = library
         self.healed: Counter[str] = Counter()  # for each bucket, how often its optimizer's replica was healed

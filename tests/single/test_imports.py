@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 import torch
 from interpreter import run_apart
 
+from horovod_partial.runtime import build
+
 
 @pytest.fixture
 def mpi_ops() -> SimpleNamespace:
@@ -21,39 +24,48 @@ def mpi_ops() -> SimpleNamespace:
     return SimpleNamespace(**{f"{name}_built": lambda name=name: name in built.FEATURES for name in names})
 
 
-def check(version: str, mpi_ops: SimpleNamespace, framework: str = "torch") -> None:
-    import horovod_partial.torch  # noqa: F401 - loads the library that the extension is linked against
-    from horovod_partial.runtime.build import check_build
-
-    check_build(framework, version, mpi_ops)
-
-
 def test_the_right_build(mpi_ops: SimpleNamespace) -> None:
-    check(torch.__version__, mpi_ops)
+    build.check_versions("torch")
+    build.check_features(mpi_ops)
 
 
-def test_another_version_of_the_framework(mpi_ops: SimpleNamespace) -> None:
+def test_another_version_of_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "1.2.3")
     with pytest.raises(
-        ImportError, match=re.escape(f"built for torch {torch.__version__}, but 1.2.3 is installed; reinstall")
+        ImportError, match=r"built for torch .*, but 1.2.3 is installed; .*`python tools/install_horovod.py`.* then `pip"
     ):
-        check("1.2.3", mpi_ops)
+        build.check_versions("torch")
 
 
-def test_another_version_of_horovod(mpi_ops: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_that_checks_says_what_to_do_after_an_upgrade(tmp_path: Path) -> None:
+    # Doubles of upgraded frameworks, in which Horovod's library would not load.
+    for framework in ("torch", "tensorflow"):
+        (tmp_path / f"{framework}.py").write_text("__version__ = '9.9'\n")
+    command = [str(Path(sys.executable).parent / "horovod-partial"), "check"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, env=environment)
+    assert done.returncode == 1
+    told = [line for line in done.stderr.splitlines() if line]
+    assert len(told) == 2, done.stderr
+    for line, framework in zip(told, ("torch", "tensorflow"), strict=True):
+        assert re.match(rf"ImportError: .* for {framework} .*, but 9.9 is installed; .*install_horovod.py", line)
+
+
+def test_another_version_of_horovod(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.27.0")
-    with pytest.raises(ImportError, match=r"built for Horovod 0.28.1, but 0.27.0 is installed; reinstall"):
-        check(torch.__version__, mpi_ops)
+    with pytest.raises(ImportError, match=r"built for Horovod 0.28.1, but 0.27.0 is installed; .*install_horovod.py"):
+        build.check_versions("torch")
 
 
 def test_other_features(mpi_ops: SimpleNamespace) -> None:
     mpi_ops.nccl_built = lambda: True
     with pytest.raises(ImportError, match=r"built for a Horovod with .*, but the installed one has .*nccl"):
-        check(torch.__version__, mpi_ops)
+        build.check_features(mpi_ops)
 
 
-def test_a_framework_that_was_not_there(mpi_ops: SimpleNamespace) -> None:
+def test_a_framework_that_was_not_there() -> None:
     with pytest.raises(ImportError, match="was built where Horovod had no mxnet"):
-        check("1", mpi_ops, "mxnet")
+        build.check_versions("mxnet")
 
 
 def test_attaching_to_something_else_changes_nothing() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import itertools
 import re
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
 from typing import Any
 
 import pytest
@@ -134,6 +137,42 @@ def test_top_ends_when_the_job_does() -> None:
     assert len(list(top.frames(read, 1.0, lambda seconds: None))) == 1
 
 
+def test_top_waits_for_a_job_that_has_not_begun() -> None:
+    answers = iter([ConnectionRefusedError(), ConnectionRefusedError(), None])
+    told: list[str] = []
+
+    def read() -> Scrape:
+        answer = next(answers)
+        if answer:
+            raise answer
+        return scrape(0.0)
+
+    top.wait(read, lambda: told.append("waiting"), lambda seconds: None)
+    assert told == ["waiting"]
+    assert next(answers, "all were asked for") == "all were asked for"
+
+
+class JobDouble(BaseHTTPRequestHandler):
+    """Answers like rank 0 of a job of two ranks."""
+
+    def do_GET(self) -> None:
+        assert self.path == "/metrics"
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text_of(RANKS, STATISTICS).encode())
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def test_top_takes_an_address_or_a_url() -> None:
+    with ThreadingTCPServer(("127.0.0.1", 0), JobDouble) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        for form in ("{}", "http://{}", "http://{}/", "http://{}/metrics"):
+            assert top.read(form.format(f"127.0.0.1:{server.server_address[1]}")).of("ranks") == 2
+        server.shutdown()
+
+
 def test_rates_are_means_over_half_a_minute() -> None:
     scrapes = [scrape(10.0 * n, [rank(n // 2, 0.0), rank(n // 2, 0.0)], {}) for n in range(9)]  # a step takes 20 s
     shown = itertools.islice(top.frames(iter(scrapes).__next__, 10.0, lambda seconds: None), 8)
@@ -145,11 +184,16 @@ def test_rates_are_means_over_half_a_minute() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
-    [("127.0.0.1:1", "nothing answers at 127.0.0.1:1"), ("worker", "'worker' is not of the form HOST:PORT")],
+    ("arguments", "told"),
+    [
+        (["127.0.0.1:1", "--once"], "nothing answers at 127.0.0.1:1"),
+        (["host.invalid:1"], "nothing answers at host.invalid:1"),
+        (["worker"], "'worker' is not of the form HOST:PORT"),
+        (["http://worker/metrics"], "'worker' is not of the form HOST:PORT"),
+    ],
 )
-def test_top_refuses_what_is_no_job(address: str, told: str) -> None:
-    shown = CliRunner().invoke(cli.app, ["top", address])
+def test_top_refuses_what_is_no_job(arguments: list[str], told: str) -> None:
+    shown = CliRunner().invoke(cli.app, ["top", *arguments])
     assert shown.exit_code == 2
     assert told in shown.output
 
