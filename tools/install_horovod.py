@@ -58,9 +58,9 @@ def patches(standard: int) -> dict[str, list[tuple[str, str]]]:
         "CMakeLists.txt": [
             (
                 "set(CMAKE_CXX_STANDARD 14)",
-                # Some headers get <string> and <stdexcept> by others, which no longer bring them with GCC 14.
+                # Some headers get these by others, which no longer bring them with GCC 14 to 16.
                 f"set(CMAKE_CXX_STANDARD {standard})\n"
-                'add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include string -include stdexcept>")',
+                'add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include cstdint -include string -include stdexcept>")',
             ),
             # A toolkit that is installed but not wanted may be too old for the compiler, or incomplete.
             ("check_language(CUDA)\nif(NOT", "if(DEFINED ENV{HOROVOD_GPU_OPERATIONS})\n  check_language(CUDA)\nendif()\nif(NOT"),
@@ -108,6 +108,9 @@ assert hvd.size() == 2 and abs(float(total[999]) - 3) < 1e-6, total
 hvd.shutdown()
 """
 CHECK_SECONDS = 120
+# Horovod's own binding arguments have a single dash each, which Open MPI 6 does not know.
+BINDING = "--binding-args=--bind-to none --map-by slot"
+MPI_ARGUMENTS = [BINDING, "--mpi-args=--allow-run-as-root --oversubscribe"]
 
 # The first line of a build's output that tells why it failed, and what can be done about it, by what stands there.
 FAILURE = re.compile(r"rror: (?!subprocess-exited-with-error)|CMake Error|undefined reference")
@@ -519,7 +522,7 @@ def check(found: Sequence[str], features: Features) -> None:
     for framework in found:
         program = CHECK.format(framework=framework)
         for transport in transports:
-            more = ["--mpi-args=--allow-run-as-root --oversubscribe"] if transport == "mpi" else []
+            more = MPI_ARGUMENTS if transport == "mpi" else []
             command = ["horovodrun", f"--{transport}", *more, "-np", "2", sys.executable, "-c", program]
             try:
                 result = subprocess.run(

@@ -20,7 +20,7 @@ from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
-from install_horovod import cache_dir
+from install_horovod import BINDING, cache_dir
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "matrix"
@@ -88,6 +88,7 @@ def mounted(tree: Path) -> Iterator[None]:
     """The kernel's file systems, the cache and this site's wheels are seen inside of the tree."""
     mounts: dict[str, list[str | Path]] = {
         "proc": ["-t", "proc", "proc"],
+        "sys": ["-t", "sysfs", "sysfs"],
         "dev": ["--rbind", "--make-rprivate", "/dev"],
         "cache": ["--bind", cache_dir()],
         "opt": ["--bind", "--options=ro", WHEELS],
@@ -144,7 +145,7 @@ def trial(tree: Path, entry: Entry) -> dict[str, str]:
         if given:
             tests += [f"tests/parallel/{name}" for name in names]
         if given and example:
-            inside(tree, "horovodrun", "-np", "2", "python", f"{SOURCE}/examples/{example}")
+            inside(tree, "horovodrun", BINDING, "-np", "2", "python", f"{SOURCE}/examples/{example}")
     passed = ""
     if with_torch:  # without which the tests do not start
         # `python -m pytest` would find the package of the source folder, which is not built.

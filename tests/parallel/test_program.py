@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from harness.whole_jobs import Job
+from harness.whole_jobs import PROGRAMS, Job
 
 from horovod_partial.insight import recording
 
+sys.path.append(str(PROGRAMS))
+from stock_data import weights_of_one_process  # noqa: E402 (programs are no package)
+
 RUN = ("-m", "horovod_partial", "run", "--sync", "majority")
+RUN_FULL = ("-m", "horovod_partial", "run", "--sync", "full")
 
 
 @pytest.fixture
@@ -52,7 +59,7 @@ def test_an_elastic_job(job: Job) -> None:
 
 
 @pytest.mark.launch(framework="tensorflow")
-@pytest.mark.full_matrix("mpi")
+@pytest.mark.full_matrix
 def test_tensorflow(job: Job, folder: Path) -> None:
     assert run(job, folder, "stock_tensorflow") == 0, job.output()
     modules = "horovod_partial.tensorflow.tape horovod_partial.tensorflow.operations horovod.tensorflow"
@@ -61,15 +68,39 @@ def test_tensorflow(job: Job, folder: Path) -> None:
 
 
 @pytest.mark.launch(framework="tensorflow")
-@pytest.mark.parametrize(
-    "module", ["horovod.tensorflow.keras", pytest.param("horovod.keras", marks=pytest.mark.full_matrix)]
-)
-@pytest.mark.full_matrix("gloo")
+@pytest.mark.parametrize("module", ["horovod.tensorflow.keras", "horovod.keras"])
+@pytest.mark.full_matrix
 def test_keras(job: Job, folder: Path, module: str) -> None:
     assert run(job, folder, "stock_keras", module) == 0, job.output()
     modules = "horovod_partial.keras.optimizer horovod_partial.tensorflow.operations horovod_partial.keras.callbacks"
     assert job.notes("trained") == dict.fromkeys(range(job.setup.ranks), modules)
     assert has_rounds(folder)
+
+
+TAPE, FIT = ("stock_tensorflow",), ("stock_keras", "horovod.tensorflow.keras")
+
+
+@pytest.mark.launch(framework="tensorflow", ranks=(2,))
+@pytest.mark.parametrize(
+    "program", [TAPE, FIT, pytest.param((*FIT, "no-callbacks"), marks=pytest.mark.full_matrix)], ids=" ".join
+)
+@pytest.mark.full_matrix("gloo")
+def test_programs_that_stock_horovod_cannot_run_on_keras_3(job: Job, program: tuple[str, ...]) -> None:
+    if "no-callbacks" in program:
+        assert job.run(*program) == 0, job.output()
+        assert len(set(job.notes("weights").values())) == job.setup.ranks, "stock Horovod reduces nothing"
+    else:
+        assert job.run(*program) != 0
+        assert "object has no attribute 'ref'" in job.output()
+        assert not job.notes("weights")
+    assert job.run(*program, runner=RUN_FULL) == 0, job.output()
+    weights = job.notes("weights")
+    assert set(weights) == set(range(job.setup.ranks))
+    assert len(set(weights.values())) == 1, "all ranks have the same weights, bit for bit"
+    front_end = "horovod_partial.tensorflow.tape" if program == TAPE else "horovod_partial.keras.optimizer"
+    assert all(modules.startswith(front_end) for modules in job.notes("trained").values())
+    for ours, expected in zip(ast.literal_eval(weights[0]), weights_of_one_process(job.setup.ranks, 0.1), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.full_matrix("mpi")

@@ -24,6 +24,7 @@ from harness.matrix import Setup
 
 HERE = Path(__file__).resolve().parent
 MPI_ARGUMENTS = "--allow-run-as-root --oversubscribe --mca mpi_yield_when_idle 1"
+BINDING = "--bind-to none --map-by slot"  # Horovod's own have a single dash each, which Open MPI 6 does not know
 # The same where nothing can be added to the command.
 OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -57,7 +58,7 @@ def horovodrun(setup: Setup, command: Sequence[str], options: Sequence[str] = ()
     if setup.transport == "none":
         return list(command)
     run = [sys.executable, str(HERE / "horovodrun.py"), "-np", str(setup.ranks)]
-    run += ["--mpi", f"--mpi-args={MPI_ARGUMENTS}"] if setup.transport == "mpi" else ["--gloo"]
+    run += ["--mpi", f"--mpi-args={MPI_ARGUMENTS}", f"--binding-args={BINDING}"] if setup.transport == "mpi" else ["--gloo"]
     if setup.hosts > 1:
         run.append("--disable-cache")  # which remembers hosts of other tests
         run += [] if "--host-discovery-script" in options else ["-H", slots(setup.hosts, setup.ranks)]

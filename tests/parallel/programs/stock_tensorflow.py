@@ -1,25 +1,33 @@
-"""A program for Horovod and TensorFlow, with a tape."""
+"""A program for Horovod and TensorFlow, with a tape over a model of Keras."""
 
 from __future__ import annotations
 
 import horovod.tensorflow as hvd
+import keras
 import tensorflow as tf
 from common import note
 from horovod.tensorflow import DistributedGradientTape
+from stock_data import share_of
 
 hvd.init()
-weights = tf.Variable([[1.0], [2.0]])
-hvd.broadcast_variables([weights], root_rank=0)
+inputs, targets = share_of(hvd.rank(), hvd.size())
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+optimizer = keras.optimizers.SGD(0.1)
 
 
 @tf.function
-def step() -> None:
+def step(batch: tf.Tensor, wanted: tf.Tensor) -> None:
     with tf.GradientTape() as plain:
-        loss = tf.reduce_mean(tf.matmul(tf.ones([1, 2]), weights) ** 2)
+        loss = tf.reduce_mean((model(batch, training=True) - wanted) ** 2)
     tape = DistributedGradientTape(plain)
-    weights.assign_sub(0.01 * tape.gradient(loss, [weights])[0])
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
 
-for _ in range(10):
-    step()
+for number in range(len(inputs)):
+    step(inputs[number], targets[number])
+    if number == 0:
+        hvd.broadcast_variables(model.variables, root_rank=0)
+        hvd.broadcast_variables(optimizer.variables, root_rank=0)
 note("trained", f"{DistributedGradientTape.__module__} {hvd.init.__module__} {hvd.allreduce.__module__}")
+note("weights", str([value.tolist() for value in model.get_weights()]))
