@@ -60,10 +60,13 @@ def patches(standard: int) -> dict[str, list[tuple[str, str]]]:
                 "set(CMAKE_CXX_STANDARD 14)",
                 # Some headers get these by others, which no longer bring them with GCC 14 to 16.
                 f"set(CMAKE_CXX_STANDARD {standard})\n"
-                'add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include cstdint -include string -include stdexcept>")',
+                + 'add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include cstdint -include string -include stdexcept>")',
             ),
             # A toolkit that is installed but not wanted may be too old for the compiler, or incomplete.
-            ("check_language(CUDA)\nif(NOT", "if(DEFINED ENV{HOROVOD_GPU_OPERATIONS})\n  check_language(CUDA)\nendif()\nif(NOT"),
+            (
+                "check_language(CUDA)\nif(NOT",
+                "if(DEFINED ENV{HOROVOD_GPU_OPERATIONS})\n  check_language(CUDA)\nendif()\nif(NOT",
+            ),
             ("if(NOT CMAKE_CUDA_COMPILER)", "if(NOT CMAKE_CUDA_COMPILER AND DEFINED ENV{HOROVOD_GPU_OPERATIONS})"),
         ],
         "horovod/torch/CMakeLists.txt": [
@@ -78,7 +81,7 @@ def patches(standard: int) -> dict[str, list[tuple[str, str]]]:
             (
                 "import torch; from torch.utils.cpp_extension import CUDA_HOME; print(True if (",
                 "import os, torch; from torch.utils.cpp_extension import CUDA_HOME; "
-                "print(True if ('HOROVOD_GPU_OPERATIONS' in os.environ and ",
+                + "print(True if ('HOROVOD_GPU_OPERATIONS' in os.environ and ",
             )
         ],
         # GCC 14 refuses an assignment to a constant member, even where nobody calls it.
@@ -448,7 +451,7 @@ def wheel(features: Features) -> Path:
     standard = require_standard(found)
     _require_tools(features)
     flags = build_flags(found, features)
-    tools = [mpi_version() if features.mpi else "", *compiler(), _output(*compiler(), "--version")]
+    tools: list[object] = [mpi_version() if features.mpi else "", *compiler(), _output(*compiler(), "--version")]
     if features.nccl:
         nvcc = _cuda_home() / "bin" / "nvcc"
         tools += [nvcc, _output(nvcc, "--version"), os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST", "")]

@@ -51,7 +51,6 @@ class Entry(NamedTuple):
     requirements: tuple[str, ...]
 
 
-PINNED = ("torch==2.13.0", "tensorflow-cpu==2.21.0")  # those of requirements/frameworks.txt
 OLD_TENSORFLOW = "tensorflow-cpu==2.15.1"  # which has Keras 2
 OLD_NUMPY = "numpy<2"  # TensorFlow 2.15 was made before NumPy 2
 ENTRIES = {
@@ -61,8 +60,7 @@ ENTRIES = {
     "newest-tensorflow": Entry("bookworm", ("tensorflow",)),
     "testing-debian": Entry("forky", ("torch",)),
     # Older ones.
-    "next-debian": Entry("trixie", PINNED),
-    "pinned": Entry("bookworm", PINNED),
+    "next-debian": Entry("trixie", ("torch==2.13.0", "tensorflow-cpu==2.21.0")),  # as requirements/frameworks.txt
     "oldest": Entry("bookworm", ("torch==2.7.0", OLD_TENSORFLOW, OLD_NUMPY)),  # older ones have another C++ ABI
     "oldest-torch": Entry("bookworm", ("torch==2.4.0", OLD_NUMPY)),
     "oldest-tensorflow": Entry("bookworm", (OLD_TENSORFLOW, OLD_NUMPY)),
@@ -195,8 +193,17 @@ def copy_source(tree: Path) -> None:
         shutil.copy2(ROOT / name, target)
 
 
-def write(results: dict[str, dict[str, str]]) -> None:
-    """Make docs/versions.json and its table."""
+def commit() -> str:
+    """The commit of the source, with a plus if something has changed since."""
+    asked = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    return subprocess.run(asked, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def write(name: str, row: dict[str, str] | None) -> None:
+    """Put a row into docs/versions.json, or take the old one away, and make the table. Several calls may run at once."""
+    rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    rows = {**rows, name: row}
+    results = {one: rows[one] for one in ENTRIES if rows.get(one)}
     RESULTS.write_text(json.dumps(results, indent=2) + "\n")
     lines = [
         "<!-- Made by `make matrix` from versions.json. -->",
@@ -219,7 +226,6 @@ def main() -> None:
         os.environ[NAMESPACE] = "1"
         own = ["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"]
         os.execvp("unshare", ["unshare", *own, sys.executable, *sys.argv])
-    results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     failed = []
     cache_dir().mkdir(parents=True, exist_ok=True)
     for name in chosen:
@@ -228,16 +234,16 @@ def main() -> None:
         subprocess.run(["cp", "--archive", base(ENTRIES[name].suite), tree], check=True)
         copy_settings(tree)
         copy_source(tree)
-        results.pop(name, None)  # what was true of an older version of this project
+        write(name, None)  # what was true of an older version of this project
+        source = commit()
         try:
             with mounted(tree):
-                results[name] = trial(tree, ENTRIES[name])
+                write(name, trial(tree, ENTRIES[name]) | {"commit": source})
         except subprocess.CalledProcessError as error:
             print(f"matrix: {name}: `{' '.join(map(str, error.cmd))}` failed.", file=sys.stderr)
             failed.append(name)
         else:
             shutil.rmtree(tree)
-        write({one: results[one] for one in ENTRIES if one in results})
     if failed:
         sys.exit(f"matrix: failed: {', '.join(failed)}")
 

@@ -83,9 +83,7 @@ def read(address: str) -> Scrape:
     return Scrape.parse(text, time.monotonic())
 
 
-def wait(
-    scrape: Callable[[], Scrape], tell: Callable[[], None], pause: Callable[[float], None] = time.sleep
-) -> None:
+def wait(scrape: Callable[[], Scrape], tell: Callable[[], None], pause: Callable[[float], None] = time.sleep) -> None:
     """Return when a job listens. Call `tell` once if none does yet.
 
     Raises:

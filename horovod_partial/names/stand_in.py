@@ -17,6 +17,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from horovod_partial.runtime.build import check_versions
+
 # Horovod's front ends, each with the front end of this package that replaces it.
 FRONT_ENDS = {
     "horovod.torch": "horovod_partial.torch",
@@ -70,6 +72,8 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         then: Callable[[], object]
         if fullname in FRONT_ENDS:
+            if (framework := fullname.removeprefix("horovod.")) in ("torch", "tensorflow"):
+                check_versions(framework)  # before Horovod's library is loaded
             then = partial(self._replace, fullname)
         elif fullname in FRONT_ENDS.values():  # a program may import both our front end and Horovod's
             then = partial(self._replace_those_of, fullname)

@@ -8,9 +8,7 @@ import os
 from types import ModuleType
 
 _AGAIN = "`pip install --force-reinstall --no-deps .`"
-_AGAIN_AFTER_HOROVOD = (
-    f"in the source of horovod_partial run `python tools/install_horovod.py`, which builds Horovod for it, then {_AGAIN}"
-)
+_AGAIN_AFTER_HOROVOD = f"in the source of horovod_partial run `python tools/install_horovod.py`, which builds Horovod for it, then {_AGAIN}"
 
 
 def check_versions(framework: str) -> None:

@@ -6,13 +6,11 @@ Names of `horovod.tensorflow` mean what they mean there, except that `init`, `sh
 partial collectives, and `DistributedGradientTape` and `DistributedOptimizer` take a `sync` policy and work on Keras 3.
 """
 
-# ruff: noqa: E402 (the versions are compared before Horovod's library is loaded)
-
 import sys
 
 from horovod_partial.runtime.build import check_versions
 
-check_versions("tensorflow")
+check_versions("tensorflow")  # before Horovod's library is loaded
 
 import horovod.tensorflow
 from horovod.common.exceptions import HorovodInternalError

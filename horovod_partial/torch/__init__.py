@@ -6,13 +6,11 @@ Names of `horovod.torch` mean what they mean there, except that `init`, `shutdow
 collectives, `poll` and `synchronize` take handles of both kinds, and `DistributedOptimizer` takes a `sync` policy.
 """
 
-# ruff: noqa: E402 (the versions are compared before Horovod's library is loaded)
-
 import sys
 
 from horovod_partial.runtime.build import check_versions
 
-check_versions("torch")
+check_versions("torch")  # before Horovod's library is loaded
 
 import horovod.torch
 from horovod.torch import *

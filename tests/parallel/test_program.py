@@ -13,7 +13,7 @@ from harness.whole_jobs import PROGRAMS, Job
 from horovod_partial.insight import recording
 
 sys.path.append(str(PROGRAMS))
-from stock_data import weights_of_one_process  # noqa: E402 (programs are no package)
+from stock_data import weights_of_one_process
 
 RUN = ("-m", "horovod_partial", "run", "--sync", "majority")
 RUN_FULL = ("-m", "horovod_partial", "run", "--sync", "full")

@@ -32,7 +32,8 @@ def test_the_right_build(mpi_ops: SimpleNamespace) -> None:
 def test_another_version_of_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "1.2.3")
     with pytest.raises(
-        ImportError, match=r"built for torch .*, but 1.2.3 is installed; .*`python tools/install_horovod.py`.* then `pip"
+        ImportError,
+        match=r"built for torch .*, but 1.2.3 is installed; .*`python tools/install_horovod.py`.* then `pip",
     ):
         build.check_versions("torch")
 
@@ -49,6 +50,18 @@ def test_the_command_that_checks_says_what_to_do_after_an_upgrade(tmp_path: Path
     assert len(told) == 2, done.stderr
     for line, framework in zip(told, ("torch", "tensorflow"), strict=True):
         assert re.match(rf"ImportError: .* for {framework} .*, but 9.9 is installed; .*install_horovod.py", line)
+
+
+def test_an_unedited_program_is_told_what_to_do_after_an_upgrade(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("__version__ = '9.9'\n")  # a double, in which Horovod's library would not load
+    (tmp_path / "train.py").write_text("import horovod.torch\n")
+    command = [str(Path(sys.executable).parent / "horovod-partial"), "run", "train.py"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
+    assert done.returncode != 0
+    assert re.search(r"(?m)^ImportError: .* for torch .*, but 9.9 is installed; .*install_horovod.py", done.stderr)
 
 
 def test_another_version_of_horovod(monkeypatch: pytest.MonkeyPatch) -> None:

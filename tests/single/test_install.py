@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / "tools"
 sys.path.insert(0, str(TOOLS))
-import install_horovod  # noqa: E402 (it is a script, not a package)
+import install_horovod
 
 
 def run(*command: object, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -213,9 +213,7 @@ def test_without_nccl_no_toolkit_is_looked_for(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "bin" / "called").exists()
-    subprocess.run(
-        [*command, "--fresh"], env=environment | {"HOROVOD_GPU_OPERATIONS": "NCCL"}, timeout=60, check=False
-    )
+    subprocess.run([*command, "--fresh"], env=environment | {"HOROVOD_GPU_OPERATIONS": "NCCL"}, timeout=60, check=False)
     assert (tmp_path / "bin" / "called").exists(), "otherwise this test shows nothing"
 
 

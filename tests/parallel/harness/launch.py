@@ -58,7 +58,11 @@ def horovodrun(setup: Setup, command: Sequence[str], options: Sequence[str] = ()
     if setup.transport == "none":
         return list(command)
     run = [sys.executable, str(HERE / "horovodrun.py"), "-np", str(setup.ranks)]
-    run += ["--mpi", f"--mpi-args={MPI_ARGUMENTS}", f"--binding-args={BINDING}"] if setup.transport == "mpi" else ["--gloo"]
+    run += (
+        ["--mpi", f"--mpi-args={MPI_ARGUMENTS}", f"--binding-args={BINDING}"]
+        if setup.transport == "mpi"
+        else ["--gloo"]
+    )
     if setup.hosts > 1:
         run.append("--disable-cache")  # which remembers hosts of other tests
         run += [] if "--host-discovery-script" in options else ["-H", slots(setup.hosts, setup.ranks)]
