@@ -219,10 +219,10 @@ def tree(tmp_path: Path) -> Path:
 
 def test_each_framework_has_its_standard(tree: Path) -> None:
     found = {
-        name: re.findall(r"set\(CMAKE_CXX_STANDARD (\d+)\)", (tree / name / "CMakeLists.txt").read_text())
+        name: set(re.findall(r"set\(CMAKE_CXX_STANDARD (\d+)\)", (tree / name / "CMakeLists.txt").read_text()))
         for name in (".", "horovod/torch", "horovod/tensorflow")
     }
-    assert found == {".": ["17"], "horovod/torch": ["20"], "horovod/tensorflow": ["17"]}
+    assert found == {".": {"17"}, "horovod/torch": {"20"}, "horovod/tensorflow": {"17"}}
 
 
 @pytest.mark.parametrize(("variable", "found"), [({}, "False"), ({"HOROVOD_GPU_OPERATIONS": "NCCL"}, "True")])
