@@ -205,6 +205,7 @@ def main(
     title = (
         f"{label}: {ranks} ranks over {options.transport}, {options.steps} steps each, mean of {options.seeds} seed(s)"
     )
+    options.output.mkdir(parents=True, exist_ok=True)
     harness.write_json(options.json or options.output / "digits.json", show(results, options.steps, title))
     plots.accuracy(
         results[0],
