@@ -24,7 +24,6 @@ __all__ = [
     "PartialReduce",
     "Quorum",
     "Schedule",
-    "SlowMomentum",
     "Solo",
     "WeightedAverage",
     "WorkSharing",
@@ -328,28 +327,6 @@ def _check_share(name: str, value: Any) -> None:
     require(is_number(value) and 0.0 < value <= 1.0, name, "a number above 0 and at most 1", value)
 
 
-@dataclass(frozen=True)
-class SlowMomentum:
-    """Momentum of the averages over all ranks (SlowMo, Wang et al., ICLR 2020, Algorithm 1).
-
-    Let x be the model after the last such average, and a the plain average now. The momentum v becomes beta v + (x -
-    a), and all ranks go on from x - alpha v. It takes memory for two more copies of the model, and changes only
-    parameters. The paper divides x - a by the learning rate, and multiplies v by it again, so its v shrinks when a
-    schedule lowers the rate; here it does not.
-
-    Args:
-        beta: the factor of the momentum, 0 or more and below 1. With `beta` 0 and `alpha` 1 this is the plain average.
-        alpha: the slow learning rate, above 0.
-    """
-
-    beta: float
-    alpha: float = 1.0
-
-    def __post_init__(self) -> None:
-        require(is_number(self.beta) and 0.0 <= self.beta < 1.0, "beta", "a number, 0 or more and below 1", self.beta)
-        require(is_number(self.alpha) and 0.0 < self.alpha < math.inf, "alpha", "a number above 0", self.alpha)
-
-
 _AVERAGED = ("parameters", "buffers", "state")
 
 
@@ -358,7 +335,6 @@ class _ModelPolicy(_Policy):
 
     average: tuple[str, ...]
     overlap: bool | str
-    slow_momentum: SlowMomentum | None = None
 
     def _check_average(self) -> None:
         """Check what is averaged, and how; and let `average` be a tuple, also if it was given as a text or a list."""
@@ -374,8 +350,6 @@ class _ModelPolicy(_Policy):
             raise ValueError(
                 "overlap='gradient' cannot average buffers: forward passes change them while their average is under way"
             )
-        fits = self.slow_momentum is None or isinstance(self.slow_momentum, SlowMomentum)
-        require(fits, "slow_momentum", "hvd.SlowMomentum(beta)", self.slow_momentum)
 
     def bucket_options(self) -> dict[str, Any]:
         """Return the fields of `_core.BucketSpec` that say what happens to late models, and how models are weighted."""
@@ -405,7 +379,6 @@ class GroupAverage(_ModelPolicy, _OpenRounds):
             on the model before the average. (So does the paper's released code, and Algorithm 1 of D-PSGD, NIPS 2017.)
             `synchronize` waits, too. Until then parameters hold the values before the average, and must not be changed.
             Only for PyTorch.
-        slow_momentum: applied to the averages over all ranks, every `period` rounds. Only for PyTorch.
         max_staleness: same as in `Solo`.
         grace_ms: same as in `Solo`.
     """
@@ -415,7 +388,6 @@ class GroupAverage(_ModelPolicy, _OpenRounds):
     schedule: Butterfly | Schedule | None = None
     average: tuple[str, ...] = ("parameters",)
     overlap: bool | str = False
-    slow_momentum: SlowMomentum | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -428,10 +400,6 @@ class GroupAverage(_ModelPolicy, _OpenRounds):
         fits = self.schedule is None or isinstance(self.schedule, _Schedule)
         require(fits, "schedule", "hvd.Butterfly(...) or hvd.Schedule(...)", self.schedule)
         self._check_average()
-        if self.slow_momentum is not None and self.period is None:
-            raise ValueError(
-                "slow_momentum changes the averages over all ranks, and period=None makes none: give a period"
-            )
 
     def schedule_for(self, size: int) -> Butterfly | Schedule:
         """Return the schedule of a job of `size` ranks, which gives the groups of each round."""
@@ -497,14 +465,12 @@ class WeightedAverage(_ModelPolicy):
             `horovod_partial.exchange.wp_sgd.estimate_contraction` measures it.
         average: same as in `GroupAverage`.
         overlap: same as in `GroupAverage`.
-        slow_momentum: applied to all averages. Only for PyTorch.
     """
 
     period: int
     contraction: float
     average: tuple[str, ...] = ("parameters",)
     overlap: bool | str = False
-    slow_momentum: SlowMomentum | None = None
 
     def __post_init__(self) -> None:
         require_count("period", self.period, 1)

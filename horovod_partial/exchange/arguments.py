@@ -87,7 +87,7 @@ def of_average(policy: ModelPolicy | str, steps: Any) -> ModelPolicy:
     if not isinstance(chosen, ModelPolicy):
         raise ValueError(f"policy must be one that averages models, such as hvd.GroupAverage(), not {policy!r}")
     given = {field.name for field in fields(chosen) if getattr(chosen, field.name) != field.default}
-    for_optimizers = sorted(given & {"average", "overlap", "slow_momentum"})
+    for_optimizers = sorted(given & {"average", "overlap"})
     if for_optimizers:
         raise ValueError(
             f"{', '.join(for_optimizers)} of a policy cannot be used with hvd.average, only with an optimizer"

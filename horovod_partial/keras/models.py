@@ -37,10 +37,6 @@ class ModelExchange(models.ModelExchange):
             raise ValueError(
                 "overlap= is only for horovod_partial.torch: in Keras a step begins when the one before has ended"
             )
-        if policy.slow_momentum is not None:
-            raise ValueError(
-                "slow_momentum= is for horovod_partial.torch: an optimizer of Keras has its own momentum only"
-            )
         if "buffers" in policy.average:
             raise ValueError(
                 "an optimizer of Keras does not know the model's buffers: leave them out of average=, and use "

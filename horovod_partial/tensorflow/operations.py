@@ -182,8 +182,8 @@ def average(
     Args:
         tensor: the model: a tensor of any shape, or several of one dtype, which travel as one message. The dtype is float16,
             float32, float64, or bfloat16, which travels as float32. Shapes and dtype are the same on every rank.
-        policy: what to average with whom, a policy or its text; the same on every rank. The fields `average`, `overlap`
-            and `slow_momentum` are for optimizers.
+        policy: what to average with whom, a policy or its text; the same on every rank. The fields `average` and
+            `overlap` are for optimizers.
         name: name of the bucket, the same on every rank and in every round. Required.
         steps: the steps that this rank has taken since the last average, 0 or more; it may be an int32 scalar.
             `hvd.WeightedAverage` needs it; no other policy takes it.

@@ -49,8 +49,8 @@ def average(
     Args:
         tensor: the model, contiguous, of any shape; float16, float32, float64, or bfloat16, which travels as float32. Its
             shape and dtype are the same on every rank. Do not touch it while the operation runs.
-        policy: what to average with whom, a policy or its text; the same on every rank. The fields `average`, `overlap`
-            and `slow_momentum` are for optimizers.
+        policy: what to average with whom, a policy or its text; the same on every rank. The fields `average` and
+            `overlap` are for optimizers.
         name: name of the bucket, the same on every rank and in every round. Required.
         steps: the steps that this rank has taken since the last average, 0 or more. `hvd.WeightedAverage` needs it; no
             other policy takes it.

@@ -112,13 +112,6 @@ class Exchange:
     def before_state_dict(self) -> None:
         """Prepare for saving: wait for an average that is under way, or warn if the optimizer has not been flushed."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return entries of the exchange to save beside the state of the user's optimizer."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the entries that `state_dict` has added to an optimizer's saved state, if it has them."""
-
 
 class _Methods(torch.optim.Optimizer):
     """Methods that `wrap` adds to a subclass of the user's optimizer class. This class itself has no instances."""
@@ -318,7 +311,8 @@ class _Methods(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state; warns once if `flushed` is False, because ranks may differ then."""
         self._exchange.before_state_dict()
-        return {**self._base.state_dict(self), **self._exchange.state_dict()}
+        state: dict[str, Any] = self._base.state_dict(self)
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the wrapped optimizer's state, and forget this rank's late contributions, missed results and kept model.
@@ -335,7 +329,6 @@ class _Methods(torch.optim.Optimizer):
         state.update(self.state)
         groups[:] = self.param_groups
         self.state, self.param_groups = state, groups
-        self._exchange.load_state_dict(state_dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return unwrapped(self, self._base)
