@@ -79,10 +79,7 @@ std::optional<TakenRounds> Families::TakeRound(const std::vector<Member>& family
     } catch (const std::exception& error) {  // an error leaves the family's buckets at different rounds
       bucket.FailAndThrow(error, calls);
     }
-    newest = bucket.core.taken() - 1;
   }
-  if (auto* recorder = surroundings_.Recording())
-    recorder->Applied(buckets.front()->label(), Now(), newest, taken.rounds, taken.gradients);
   if (taken.rounds > 1 && !has_warned_.exchange(true)) {
     Log(LogLevel::kWarning, surroundings_.rank,
         "this rank was blocked, in a collective of Horovod's or a wait for another optimizer, while others trained: " +

@@ -104,7 +104,6 @@ class Recorder {
   void Waited(const BucketLabel& bucket, Time begin, Time end);
   // Records a wait for an operation of Horovod's own.
   void WaitedForHorovod(Time begin, Time end);
-  void Applied(const BucketLabel& bucket, Time time, Round round, int rounds, int gradients);
   void Handed(Time time, std::int64_t tensors);
   void Reduced(const Reduction& reduction);
   void Decided(const BucketLabel& bucket, const DecidedRound& round);
@@ -142,7 +141,6 @@ class Recorder {
   Table arrivals_{"arrivals", {"step", "bucket", "time"}};
   Table results_{"results", {"bucket", "time", "round", "late", "staleness", "fresh", "gradients"}};
   Table waits_{"waits", {"bucket", "begin", "end"}};
-  Table applied_{"applied", {"bucket", "time", "round", "rounds", "gradients"}};
   Table handed_{"handed", {"time", "tensors"}};
   Table reductions_{"reductions", {"sequence", "process_set", "step", "begin", "end", "tensors", "bytes", "everyone"}};
   Table rounds_{"rounds", {"bucket", "round", "time", "reason", "quorum", "gradients", "missing", "delivered"}};
