@@ -64,7 +64,6 @@ std::optional<TakenRounds> Families::TakeRound(const std::vector<Member>& family
   const BeingTaken being_taken(buckets);  // its destructor lets results be added up again, also after an exception
   taken.rounds = RoundsToTake(buckets, true);
   if (taken.rounds == 0) return std::nullopt;
-  Round newest = -1;
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     SharedBucket& bucket = *buckets[i];
     Calls calls;
