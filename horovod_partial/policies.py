@@ -16,7 +16,6 @@ from horovod_partial import _core
 from horovod_partial.checks import is_flag, is_int, is_number, require, require_count
 
 __all__ = [
-    "Auto",
     "Butterfly",
     "Full",
     "GroupAverage",
@@ -29,6 +28,25 @@ __all__ = [
     "WorkSharing",
 ]
 
+
+# Policies that this version no longer has, each with what to take instead.
+_GONE = {
+    "Auto": "hvd.Auto is gone. Take hvd.Solo(), which was at least as fast in each measured job, or what `horovod-partial advise` "
+    "recommends from a recording",
+    "SlowMomentum": "hvd.SlowMomentum is gone. Let an outer optimizer of your own run in a hook: optimizer.register_round_hook",
+}
+
+
+def of_module(module: str) -> Callable[[str], Any]:
+    """Return a front end's `__getattr__`. It says what to take in place of policies that are gone."""
+
+    def get(name: str) -> Any:
+        raise AttributeError(_GONE.get(name, f"module {module!r} has no attribute {name!r}"))
+
+    return get
+
+
+__getattr__ = of_module(__name__)
 
 LONGEST_GRACE_MS = 31_536_000_000  # a grace is at most one year, the same as kLongest in cpp/core/values/types.h
 FOR_EVER = 2**31 - 1  # a `max_staleness` of this many rounds sets no bound on staleness
@@ -193,36 +211,6 @@ def _count_of(ranks: float, size: int) -> int:
         return min(ranks, size)
     # Without `round`, 0.55 of 20 ranks would be 12 ranks: the floating-point product is a little above 11.
     return max(1, math.ceil(round(ranks * size, 9)))
-
-
-@dataclass(frozen=True, repr=False)
-class Auto(LateGradients):
-    """A quorum that begins with all ranks, then follows the measured step times.
-
-    The candidates are all ranks, 7/8, 3/4, 1/2 and 1/4 of them, and one rank. It takes the largest that is nearly as
-    fast as the fastest, because a larger quorum makes fewer gradients late. Rank 0 of the process set decides, from the
-    steps of the last 64 rounds, and keeps a change only if the measured speed confirms it (`docs/policies.md`).
-
-    Args:
-        min_quorum: the smallest allowed quorum, a number or a share same as `ranks` of `hvd.Quorum`. Raise it if
-            training does not tolerate stale gradients at this learning rate.
-        max_staleness: same as in `Solo`.
-        grace_ms: same as in `Solo`.
-        missed: same as in `Solo`.
-        replay_limit: same as in `Solo`.
-    """
-
-    min_quorum: int | float = 1
-    # This field makes policies with 1 (one rank) and 1.0 (all ranks) unequal, although the numbers are equal.
-    is_share: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "is_share", isinstance(self.min_quorum, float))
-        _check_ranks("min_quorum", self.min_quorum)
-
-    def to_core(self, size: int) -> _core.Policy:
-        return self._to_core(rule="auto", quorum=_count_of(self.min_quorum, size))
 
 
 @dataclass(frozen=True, repr=False)
@@ -484,7 +472,7 @@ class WeightedAverage(_ModelPolicy):
         return {**super().bucket_options(), "weights": "contraction", "weight_parameter": self.contraction}
 
 
-GradientPolicy = Full | Solo | Majority | Quorum | Auto | WorkSharing
+GradientPolicy = Full | Solo | Majority | Quorum | WorkSharing
 ModelPolicy = GroupAverage | PartialReduce | WeightedAverage
 Policy = GradientPolicy | ModelPolicy
 
@@ -494,7 +482,6 @@ _BY_NAME: dict[str, type[Policy]] = {
     "solo": Solo,
     "majority": Majority,
     "quorum": Quorum,
-    "auto": Auto,
     "work_sharing": WorkSharing,
     "group_average": GroupAverage,
     "partial_reduce": PartialReduce,
@@ -511,6 +498,8 @@ def parse(text: str) -> Policy:
     `group_average:4,period=20`, `weighted_average:8,contraction=0.999`.
     """
     name, _, arguments = text.strip().lower().partition(":")
+    if name == "auto":
+        raise ValueError(_GONE["Auto"])
     if name not in _BY_NAME:
         raise ValueError(f"unknown sync policy {text!r}; known are {', '.join(_BY_NAME)}")
     kind = _BY_NAME[name]

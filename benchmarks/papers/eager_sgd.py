@@ -27,7 +27,7 @@ PAPER = Paper(
             "Majority collectives (section 4.2)",
             '`hvd.Majority(initiator="random")`; with the guarantee `hvd.Majority()`',
         ),
-        ("Other quorums, which section 9 leaves open", "`hvd.Quorum(...)`, `hvd.Auto()`"),
+        ("Other quorums, which section 9 leaves open", "`hvd.Quorum(...)`"),
         (
             "Rounds that go on without a rank, in a thread of their own (sections 4.1.1, 4.3)",
             "Horovod's background thread, [the protocol](protocol.md), `cpp/core`",

@@ -10,7 +10,6 @@
 #include "core/groups/weights.h"
 #include "core/merging/merging_plan.h"
 #include "core/merging/packing.h"
-#include "core/quorum/auto_quorum.h"
 #include "core/quorum/policy.h"
 #include "core/rounds/bucket_spec.h"
 #include "core/slowness/slow_ranks.h"
@@ -72,19 +71,6 @@ PYBIND11_MODULE(_core, m) {
       py::arg("plan"), py::arg("ready"), py::arg("bytes"), py::arg("latency"), py::arg("seconds_per_byte"));
 
   BindSimulator(m);
-
-  py::class_<AutoQuorum>(m, "AutoQuorum")
-      .def(py::init<int, const Policy&>(), py::arg("size"), py::arg("policy"))
-      .def(
-          "arrive", [](AutoQuorum& self, Rank rank, double at) { self.Arrive(rank, Seconds(at), 1, false); },
-          py::arg("rank"), py::arg("at_seconds"))
-      .def(
-          "close",
-          [](AutoQuorum& self, const std::vector<bool>& on_time, double now) { self.Close(on_time, Seconds(now)); },
-          py::arg("on_time"), py::arg("now_seconds"))
-      .def(
-          "ended", [](AutoQuorum& self, double now) { self.Ended(Seconds(now)); }, py::arg("now_seconds"))
-      .def_property_readonly("quorum", &AutoQuorum::quorum);
 
   BindFields<Slowness>(m, "Slowness").def("describe", &Slowness::Describe);
   py::class_<SlowRanks>(m, "SlowRanks")

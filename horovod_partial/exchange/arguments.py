@@ -12,7 +12,6 @@ from horovod.common.process_sets import ProcessSet
 from horovod_partial import policies
 from horovod_partial.checks import is_flag, is_int, is_number, require, require_count
 from horovod_partial.policies import (
-    Auto,
     GradientPolicy,
     LateGradients,
     ModelPolicy,
@@ -105,8 +104,7 @@ def warn_of_late_gradients(policy: Policy, optimizer: Any) -> None:
     Must be called directly by the function that the user calls, so that the warning names the user's line.
     """
     kinds = {kind.__name__ for kind in type(optimizer).__mro__} & {"Adam", "AdamW", "Muon"}
-    goes_down_to_one = isinstance(policy, Auto) and policy.min_quorum == 1 and not policy.is_share
-    if kinds and (isinstance(policy, Solo) or goes_down_to_one):
+    if kinds and isinstance(policy, Solo):
         warnings.warn(
             f"{type(optimizer).__name__} under {policy!r}: most gradients may be late, which may cost more than it gains. A Transformer "
             "in our benchmarks was better under Full() with fewer steps, in the same time. Compare it with hvd.WorkSharing(), "

@@ -420,7 +420,6 @@ class Result:
         staleness_histogram: the number of contributions by the number of rounds that the rank had missed before.
         ends: when each step ended, in seconds, of the shape (iterations, ranks).
         closed: when each round of a step's last message closed, in seconds; empty with `hvd.WorkSharing`.
-        quorums: with `hvd.Auto`, the quorums of a step's last message: the first round, the quorum, and the reason.
         bound: with `hvd.WorkSharing`, the time of an iteration in seconds if the time of each micro-batch were known
             before: the longest one goes first, to the rank that would end it first. If delays belong to ranks, no
             schedule is better.
@@ -435,7 +434,6 @@ class Result:
     staleness_histogram: dict[int, int]
     ends: NDArray[np.float64] = field(repr=False, compare=False)
     closed: NDArray[np.float64] = field(repr=False, compare=False)
-    quorums: list[tuple[int, int, str]] = field(default_factory=list)
     bound: float | None = None
 
     @property
@@ -549,7 +547,6 @@ def simulate(
         staleness_histogram=dict(sorted(staleness.items())),
         ends=ends,
         closed=np.array(figures["closed"]),
-        quorums=figures["messages"][-1]["quorums"],
     )
 
 

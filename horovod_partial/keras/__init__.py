@@ -123,3 +123,4 @@ __all__ = [
     "watch",
 ]
 __all__ += policies.__all__
+__getattr__ = policies.of_module(__name__)

@@ -545,7 +545,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         groups: same as in Horovod; under a partial policy each group is a bucket.
         process_set: same as in Horovod.
         scale_local_gradients: same as in Horovod.
-        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, `hvd.Auto()`, a model policy, or the
+        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, a model policy, or the
             policy's name; None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`.
 
     Returns:

@@ -101,13 +101,6 @@ class _RoundCounters:
         self._before = counts
         for name, help_text in _COUNTED.items():
             yield name, help_text, [(dict(labels), total) for labels, total in sorted(self._totals[name].items())]
-        quorums = [
-            ({"process_set": str(number), "bucket": bucket}, raw["quorums"][-1][1])
-            for number, buckets in statistics.items()
-            for bucket, raw in buckets.items()
-            if raw["quorums"]
-        ]
-        yield "quorum_ranks", "Under Auto(): the arrivals that a round of the bucket asks for.", quorums
 
 
 def _counts(raw: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], int]]:

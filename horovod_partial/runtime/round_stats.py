@@ -85,12 +85,9 @@ def summarise(raw: Raw) -> dict[str, dict[str, Any]]:
 def _summarise_bucket(raw: dict[str, Any]) -> dict[str, Any]:
     fresh = {count: rounds for count, rounds in enumerate(raw["fresh"]) if rounds}
     rounds = raw["rounds"]
-    summary = {key: value for key, value in raw.items() if key not in ("fresh", "staleness", "quorums")} | {
+    return {key: value for key, value in raw.items() if key not in ("fresh", "staleness")} | {
         "closed_by": {reason: count for reason, count in raw["closed_by"].items() if count},
         "fresh_mean": sum(count * n for count, n in fresh.items()) / rounds if rounds else 0.0,
         "fresh_histogram": fresh,
         "staleness_histogram": dict(sorted(raw["staleness"].items())),
     }
-    if raw["quorums"]:
-        summary |= {"quorum": raw["quorums"][-1][1], "quorum_changes": raw["quorums"]}
-    return summary

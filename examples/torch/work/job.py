@@ -22,7 +22,7 @@ Batch = TypeVar("Batch")
 POINTS = 8  # of the curve, beside the last
 TURNS = (0.25, 0.5, 1.0, 2.25)  # times the mean delay
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the time that a step computes
-CAN_BE_LATE = ("solo", "majority", "quorum", "auto", "group_average")  # elsewhere ranks wait, if for few others
+CAN_BE_LATE = ("solo", "majority", "quorum", "group_average")  # elsewhere ranks wait, if for few others
 
 
 def options(
