@@ -56,10 +56,6 @@ $(CTESTS): ctest-%: build/%/build.ninja
 	@$(BIN)/cmake --build build/$* -j $(JOBS) --target cpp_tests
 	@$(BIN)/ctest --test-dir build/$* --output-on-failure --no-tests=ignore -j $(JOBS)
 
-.PHONY: other-standard
-other-standard: build/release/build.ninja ## Compile everything by the C++ standard, 17 or 20, that the build does not have
-	@$(BIN)/cmake --build build/release -j $(JOBS) --target other_standard
-
 # Python's is that of COVERED and of all processes that it starts. What threads count at once may be lost in C++.
 COVERED ?= tests/single
 COVERAGE := build/coverage/report
@@ -85,7 +81,7 @@ check-gpu: $(SETUP_STAMP) ## Compile what differs for CUDA and NCCL; needs no GP
 	@$(BIN)/cmake --build build/gpu -j $(JOBS) --target check_gpu
 
 .PHONY: test
-test: build ctest-release other-standard ## Set up, build and run the tests with up to 8 ranks
+test: build ctest-release ## Set up, build and run the tests with up to 8 ranks
 	@$(BIN)/python -m pytest tests/single tests/parallel tests/faults
 
 .PHONY: test-all

@@ -132,7 +132,7 @@ def _self_test(framework: str, has_nccl: bool) -> SelfTest:
         return SelfTest(failure="the self-test did not end within a minute")
     if result.returncode != 0:
         last = result.stderr.strip().rpartition("\n")[2]
-        return SelfTest(failure=last if last.startswith("ImportError: ") else result.stderr)
+        return SelfTest(failure=last if last.startswith("ImportError: horovod_partial was built ") else result.stderr)
     if not has_nccl:
         return SelfTest()
     return SelfTest(nccl=json.loads(result.stdout.splitlines()[-1]))
@@ -335,7 +335,7 @@ def advise(
 def top(
     address: str = typer.Argument(metavar="HOST:PORT", help="Where rank 0 serves metrics."),
     interval: float = typer.Option(2.0, min=0.1, help="Seconds between two looks."),
-    once: bool = typer.Option(False, "--once", help="Look once, and end; fail where no job has begun."),
+    once: bool = typer.Option(False, "--once", help="Look once, then end. Without a job this is an error."),
 ) -> None:
     """Show a running job, rank by rank. HOROVOD_PARTIAL_METRICS_PORT must be set in the job.
 
@@ -349,11 +349,18 @@ def top(
         return tops.read(address)
 
     shown = tops.frames(read, interval)
+    hint = (
+        "Rank 0 listens there if HOROVOD_PARTIAL_METRICS_PORT is set in the job, and HOROVOD_PARTIAL_METRICS_HOST if it is "
+        "on another host."
+    )
     gone = f"nothing answers at {address} any more"
     with contextlib.suppress(KeyboardInterrupt):
         try:
             if not once:
-                tops.wait(read, lambda: typer.echo(f"waiting for a job at {address}; Ctrl+C ends", err=True))
+                tops.wait(
+                    read,
+                    lambda: typer.echo(f"Nothing listens at {address} yet. {hint} Waiting; Ctrl+C ends.", err=True),
+                )
             first = next(shown)
             if once:
                 Console().print(first)
@@ -364,10 +371,7 @@ def top(
         except StopIteration:
             raise _refused(gone) from None
         except OSError as error:
-            raise _refused(
-                f"nothing answers at {address}: {error}. Is HOROVOD_PARTIAL_METRICS_PORT set in the job, and "
-                "HOROVOD_PARTIAL_METRICS_HOST where rank 0 is on another host?"
-            ) from None
+            raise _refused(f"nothing answers at {address}: {error}. {hint}") from None
         except ValueError as error:
             raise _refused(f"{address}: {error}") from None
         typer.echo(gone)

@@ -16,8 +16,8 @@ from install_horovod import SetupError
 
 # Printed as the last line of a process of its own: frameworks are large, talk on stdout, and may fail to load.
 # NVTX has no question of its own, but it changes the layout of a tensor's entry; its handle is an exported symbol.
-# Horovod's build leaves the versions of the frameworks in metadata.json. They are compared before its library is loaded, which
-# may fail in a framework of another version.
+# Horovod's build leaves the versions of the frameworks in metadata.json. They are compared first, because Horovod's library may
+# not load with another version of the framework.
 QUESTION = """
 import ctypes, json, pathlib, sys, {framework}
 from importlib.util import find_spec
@@ -40,7 +40,10 @@ print(json.dumps([{framework}.__version__, int(abi), built, *flags]))
 METADATA_KEYS = {"torch": "pytorch", "tensorflow": "tensorflow"}
 OTHER_VERSION = 3  # the question's exit status if Horovod was built for another version of the framework
 
-ADVICE = "run tools/install_horovod.py, which builds it for the frameworks that are there, then install again"
+ADVICE = (
+    "run `python tools/install_horovod.py` (for GPUs with --gloo --nccl), which builds it for the frameworks that are there, "
+    "then `pip install .` again"
+)
 
 
 class Answer(NamedTuple):
@@ -94,6 +97,7 @@ def ask_horovod() -> Answer:
                 raise SetupError(
                     f"The installed Horovod was built for {framework} {built_for}, but {found} is installed; {ADVICE}."
                 )
+            reason = reason or f"it was built without {framework}"
         else:
             reason = reason or process.stderr.strip().rpartition("\n")[2]
     if not answer.frameworks:
@@ -104,11 +108,14 @@ def ask_horovod() -> Answer:
 def write(directory: Path) -> None:
     """Write what CMake and the package need to know, leaving files alone that would not change."""
     answer = ask_horovod()
+    # Of our sources only the operations of TensorFlow's graphs include headers of a framework.
+    standard = install_horovod.cxx_standards(["tensorflow"])["tensorflow"]
+    install_horovod.require_compiler(standard, "horovod-partial")
     directory.mkdir(parents=True, exist_ok=True)
     variables = {
         "HOROVOD_SOURCE": str(install_horovod.source_tree()),
         "HOROVOD_CXX11_ABI": str(answer.cxx11_abi),
-        "HOROVOD_CXX_STANDARD": str(install_horovod.require_standard(answer.frameworks)),
+        "TENSORFLOW_CXX_STANDARD": str(standard),
         "HOROVOD_FEATURES": ";".join(answer.features).upper(),
         "TENSORFLOW_COMPILE_FLAGS": ";".join(answer.compile_flags),
         "TENSORFLOW_LINK_FLAGS": ";".join(answer.link_flags),

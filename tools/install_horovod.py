@@ -2,13 +2,17 @@
 
     python install_horovod.py [--gloo] [--mpi] [--nccl] [--wheel-dir DIRECTORY]
 
-Horovod's last release predates today's frameworks, CUDA and Python; what `patches` changes in its build is all that it takes.
-Without --gloo and --mpi it is built with Gloo and, where an MPI is found, with MPI. Without --nccl it is built without CUDA, also
-where a toolkit is installed. --nccl is for PyTorch on NVIDIA's GPUs: its compiler and headers are those of HOROVOD_CUDA_HOME, of nvcc on the PATH, or of NVIDIA's packages in this environment. NCCL is
-linked as a shared library, so that Horovod uses the NCCL that PyTorch has loaded; its header and the name to link against come
-from HOROVOD_NCCL_HOME, from PyTorch's package, or from the system. No GPU is needed to build. The wheel is kept in a cache, and is not built twice. Two
-ranks add a tensor up before it is said to be installed. --wheel-dir leaves the wheel there instead, for other machines of the
-same kind.
+Horovod's last release predates today's frameworks, CUDA and Python. What `patches` changes in its build is all that it takes.
+Without --gloo and --mpi it is built with Gloo and, where an MPI is found, with MPI. Without --nccl it is built without CUDA, even
+if a toolkit is installed.
+
+--nccl is for PyTorch on NVIDIA's GPUs. CUDA's compiler and headers are those of HOROVOD_CUDA_HOME, of nvcc on the PATH, or of
+NVIDIA's packages in this environment. NCCL is linked as a shared library, so that Horovod uses the NCCL that PyTorch has loaded.
+Its header and the name to link against come from HOROVOD_NCCL_HOME, from PyTorch's package, or from the system. No GPU is needed
+to build.
+
+The wheel is kept in a cache, and is not built twice. Two ranks add a tensor up before it is said to be installed. --wheel-dir
+leaves the wheel there instead, for other machines of the same kind.
 
 The source comes from PyPI, checked by its hash, or offline from HOROVOD_PARTIAL_HOROVOD_SOURCE, a path to the archive or to an
 unpacked tree. Standard library only: it can be fetched by itself.
@@ -30,7 +34,7 @@ import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -52,14 +56,15 @@ REFUSING_HEADERS = {
 OLDEST_STANDARD = 17  # that of CUDA 13's headers, and of ours
 
 
-def patches(standard: int) -> dict[str, list[tuple[str, str]]]:
-    """What is replaced in which file of Horovod, so that it builds with this C++ standard, and with tools of today."""
+def patches(standards: dict[str, int]) -> dict[str, list[tuple[str, str]]]:
+    """What is replaced in which file of Horovod, so that it builds for each framework with its C++ standard, and by tools of today."""
+    standard_of = {name: standards.get(name, OLDEST_STANDARD) for name in REFUSING_HEADERS}
     return {
         "CMakeLists.txt": [
             (
                 "set(CMAKE_CXX_STANDARD 14)",
-                # Some headers get these by others, which no longer bring them with GCC 14 to 16.
-                f"set(CMAKE_CXX_STANDARD {standard})\n"
+                # With GCC 14 to 16 Horovod's files no longer get these headers through others.
+                f"set(CMAKE_CXX_STANDARD {OLDEST_STANDARD})\n"
                 + 'add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include cstdint -include string -include stdexcept>")',
             ),
             # A toolkit that is installed but not wanted may be too old for the compiler, or incomplete.
@@ -70,7 +75,7 @@ def patches(standard: int) -> dict[str, list[tuple[str, str]]]:
             ("if(NOT CMAKE_CUDA_COMPILER)", "if(NOT CMAKE_CUDA_COMPILER AND DEFINED ENV{HOROVOD_GPU_OPERATIONS})"),
         ],
         "horovod/torch/CMakeLists.txt": [
-            ("set(CMAKE_CXX_STANDARD 14)", f"set(CMAKE_CXX_STANDARD {standard})"),
+            ("set(CMAKE_CXX_STANDARD 14)", f"set(CMAKE_CXX_STANDARD {standard_of['torch']})"),
             # Python 3.12 has no distutils.
             (
                 "from distutils.sysconfig import get_python_inc; print(get_python_inc())",
@@ -88,9 +93,10 @@ def patches(standard: int) -> dict[str, list[tuple[str, str]]]:
         "third_party/flatbuffers/include/flatbuffers/stl_emulation.h": [
             ("  const size_type count_;", "  size_type count_;")
         ],
-        # The XLA operations are for XLA's headers of their day.
         "horovod/tensorflow/CMakeLists.txt": [
-            ('list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n', "")
+            ("set(CMAKE_CXX_STANDARD 17)", f"set(CMAKE_CXX_STANDARD {standard_of['tensorflow']})"),
+            # The XLA operations are for XLA's headers of their day.
+            ('list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n', ""),
         ],
         # CUDA 13's own headers need C++17.
         "horovod/common/ops/cuda/CMakeLists.txt": [("set(CMAKE_CUDA_STANDARD 11)", "set(CMAKE_CUDA_STANDARD 17)")],
@@ -100,8 +106,6 @@ def patches(standard: int) -> dict[str, list[tuple[str, str]]]:
 # Horovod's setup.py predates setuptools 80. Its CMake files predate CMake 4, which takes them if it is asked to.
 BUILD_TOOLS = {"cmake": "3.31.10", "setuptools": "79.0.1", "wheel": "0.48.0"}
 OLD_CMAKE_FILES = {"CMAKE_POLICY_VERSION_MINIMUM": "3.5"}
-
-TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm")  # packages that have it
 
 CHECK = """
 import {framework} as framework, horovod.{framework} as hvd
@@ -115,12 +119,18 @@ CHECK_SECONDS = 120
 BINDING = "--binding-args=--bind-to none --map-by slot"
 MPI_ARGUMENTS = [BINDING, "--mpi-args=--allow-run-as-root --oversubscribe"]
 
-# The first line of a build's output that tells why it failed, and what can be done about it, by what stands there.
-FAILURE = re.compile(r"rror: (?!subprocess-exited-with-error)|CMake Error|undefined reference")
+# FAILURE matches the first line of a build's output that tells the reason. REMEDIES has the remedy for a text in that line.
+FAILURE = re.compile(
+    r"rror: (?!subprocess-exited-with-error)|CMake Error|undefined reference|ld: cannot find|nvcc fatal"
+)
 REMEDIES = {
     "Killed": "the compiler ran out of memory; set MAKEFLAGS=-j1, and run this again",
     "No space left": f"free some space, or set TMPDIR and {CACHE_VARIABLE} to folders on another disk",
 }
+OF_FRAMEWORKS = re.compile("/(torch|tensorflow)/")  # in the name of a file in which a compiler finds an error
+GPU_VARIABLES = [
+    f"HOROVOD_GPU_{name}" for name in ["OPERATIONS", "ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER"]
+]
 
 
 class SetupError(Exception):
@@ -192,14 +202,15 @@ def download(folder: Path) -> Path:
     requirement.write_text(f"horovod=={VERSION} --hash=sha256:{SHA256}\n")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary=:all:"]
     command += ["--no-build-isolation", "--require-hashes", f"--requirement={requirement}", f"--dest={folder}"]
-    with build_tools() as environment:  # pip asks the archive's setup.py for its name
-        result = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
-    if result.returncode != 0:
-        reason = (result.stderr.strip() or "no reason given").rpartition("\n")[2]
+    try:
+        with build_tools() as environment:  # pip asks the archive's setup.py for its name
+            subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    except subprocess.CalledProcessError as error:
+        reason = ((error.stderr or "").strip() or "no reason given").rpartition("\n")[2]
         raise SetupError(
             f"pip could not download the source of Horovod {VERSION} ({reason}); set {SOURCE_VARIABLE} to "
             f"horovod-{VERSION}.tar.gz from PyPI, or to an unpacked copy."
-        )
+        ) from None
     return folder / f"horovod-{VERSION}.tar.gz"
 
 
@@ -251,7 +262,10 @@ def frameworks() -> dict[str, str]:
     Raises:
         SetupError: there is none.
     """
-    found = {"torch": _version("torch"), "tensorflow": next(filter(None, map(_version, TENSORFLOWS)), "")}
+    tensorflows = packages_distributions().get(
+        "tensorflow", ()
+    )  # one of tensorflow, tensorflow-cpu, tf-nightly and others
+    found = {"torch": _version("torch"), "tensorflow": next(filter(None, map(_version, tensorflows)), "")}
     if not any(found.values()):
         raise SetupError(
             f"{sys.executable} has neither PyTorch nor TensorFlow; install one of them, then run this again."
@@ -272,13 +286,18 @@ def require_python() -> None:
         )
 
 
+def _files_of(framework: str, name: str) -> list[Path]:
+    """The file of this name in a framework's package, found without an import; none if it has none."""
+    spec = find_spec(framework)
+    files = [Path(folder, name) for folder in (spec and spec.submodule_search_locations) or ()]
+    return [file for file in files if file.is_file()]
+
+
 def cxx_standards(names: Iterable[str]) -> dict[str, int]:
-    """The C++ standard that each framework's headers ask for, read there without an import."""
+    """The C++ standard that each framework's headers ask for."""
     standards = {}
     for name in names:
-        spec = find_spec(name)
-        headers = [Path(folder, REFUSING_HEADERS[name]) for folder in (spec and spec.submodule_search_locations) or ()]
-        text = "".join(header.read_text() for header in headers if header.is_file())
+        text = "".join(header.read_text() for header in _files_of(name, REFUSING_HEADERS[name]))
         years = re.findall(r"(?:__cplusplus|_MSVC_LANG) < 20(\d\d)\d\dL", text)
         standards[name] = max([OLDEST_STANDARD, *map(int, years)])
     return standards
@@ -289,26 +308,25 @@ def compiler() -> list[str]:
     return shlex.split(os.environ.get("CXX", "")) or ["c++"]
 
 
-def require_standard(found: dict[str, str]) -> int:
-    """The C++ standard to build with for these frameworks, which the compiler has.
+def require_compiler(standard: int, user: str) -> None:
+    """There is a compiler, and it has the C++ standard that `user` needs.
 
     Raises:
-        SetupError: there is no compiler, or it is too old.
+        SetupError: there is none, or it is too old.
     """
     command = compiler()
     if not shutil.which(command[0]):
         raise SetupError(f"There is no C++ compiler {command[0]}; install g++, or set CXX.")
-    standards = cxx_standards(found)
-    name, standard = max(standards.items(), key=lambda one: one[1])
-    program = f"#if __cplusplus < 20{standard}00L\n#error older\n#endif\n"
+    program = f"#if __cplusplus < 20{standard}00L\n#error C++{standard} is not complete\n#endif\n"
     tried = [*command, f"-std=c++{standard}", "-x", "c++", "-E", "-"]
-    if subprocess.run(tried, check=False, input=program, capture_output=True, text=True).returncode != 0:
+    done = subprocess.run(tried, check=False, input=program, capture_output=True, text=True)
+    if done.returncode != 0:
         has = _output(*command, "--version").partition("\n")[0] or "of unknown version"
+        said = done.stderr.strip().rpartition("\n")[2]
         raise SetupError(
-            f"{name} {found[name]} needs a compiler of C++{standard}, and {' '.join(command)} ({has}) is none; install a "
-            "newer one, such as g++-12, and set CXX to it."
+            f"{user} needs C++{standard}, and {' '.join(command)} ({has}) cannot compile it ({said}). Install a newer "
+            "compiler, say g++-12, and set CXX=g++-12."
         )
-    return standard
 
 
 @contextmanager
@@ -425,8 +443,11 @@ def _require_tools(features: Features) -> None:
     missing = [name for name, found in there.items() if not found]
     if missing:
         raise SetupError(f"Building Horovod needs {' and '.join(missing)}; install that first.")
-    if "HOROVOD_GPU_OPERATIONS" in os.environ and not features.nccl:
-        raise SetupError("HOROVOD_GPU_OPERATIONS is set, which asks for CUDA; unset it, or add --nccl.")
+    given = [name for name in GPU_VARIABLES if os.environ.get(name)]
+    if given:
+        raise SetupError(
+            f"{given[0]} is set in the environment; unset it, and for GPUs use --nccl of install_horovod.py."
+        )
 
 
 def untried(found: dict[str, str]) -> str:
@@ -448,29 +469,36 @@ def wheel(features: Features) -> Path:
     found = frameworks()
     if untried(found):
         print(f"note: {untried(found)}.", flush=True)
-    standard = require_standard(found)
+    standards = cxx_standards(found)
+    for name, standard in standards.items():
+        require_compiler(standard, f"{name} {found[name]}")
     _require_tools(features)
     flags = build_flags(found, features)
     tools: list[object] = [mpi_version() if features.mpi else "", *compiler(), _output(*compiler(), "--version")]
     if features.nccl:
         nvcc = _cuda_home() / "bin" / "nvcc"
-        tools += [nvcc, _output(nvcc, "--version"), os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST", "")]
+        tools += [_output(nvcc, "--version"), os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST", "")]
+    # Builds of PyTorch for other processors may have the same version.
+    build = [file.read_text() for file in _files_of("torch", "version.py")]
     machine = (sys.version, platform.machine(), platform.libc_ver())
-    key = digest(SHA256, json.dumps(patches(standard)), flags, found, *tools, *machine)
+    key = digest(SHA256, json.dumps(patches(standards)), flags, found, build, *tools, *machine)
     folder = cache_dir() / "wheels" / key
     wheels = list(folder.glob("*.whl"))
-    return wheels[0] if wheels else _build(folder, standard, flags, features.nccl, untried(found))
+    return wheels[0] if wheels else _build(folder, standards, flags, features.nccl, untried(found))
 
 
-def _build(folder: Path, standard: int, flags: dict[str, str], nccl: bool, untried: str) -> Path:
+def _build(folder: Path, standards: dict[str, int], flags: dict[str, str], nccl: bool, untried: str) -> Path:
     print(f"Building Horovod {VERSION} once for this machine: some 5 minutes on two cores.", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "build.log"
     with tempfile.TemporaryDirectory(dir=folder) as scratch, build_tools() as environment:
         tree = Path(scratch) / "horovod"
         shutil.copytree(source_tree(), tree)
-        patch(tree, standard)
-        environment.setdefault("MAKEFLAGS", f"-j{min(os.cpu_count() or 1, 16)}")
+        patch(tree, standards)
+        given = environment.get("MAKEFLAGS", "")
+        if "-j" not in given or "--jobserver" in given:  # make itself sets it for what it starts
+            environment["MAKEFLAGS"] = f"-j{min(os.cpu_count() or 1, 16)}"
+        environment["LC_ALL"] = "C.UTF-8"  # errors in English, which FAILURE matches
         environment.pop("HOROVOD_CUDA_HOME", None)
         environment |= {**OLD_CMAKE_FILES, **flags}
         if nccl:
@@ -493,16 +521,19 @@ def _build(folder: Path, standard: int, flags: dict[str, str], nccl: bool, untri
 def explain(log: Path, untried: str) -> str:
     """Why a build failed, from the first error in its output, and what to do."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    lines = lines or ["pip ended without a message, say because the disk or the memory is full"]
     at = next((place for place, line in enumerate(lines) if FAILURE.search(line)), len(lines) - 1)
-    first = " ".join(lines[at : at + (2 if "CMake Error" in lines[at] else 1)]) if lines else "it printed nothing"
+    first = " ".join(lines[at : at + (2 if "CMake Error" in lines[at] else 1)])
     remedy = next((text for sign, text in REMEDIES.items() if sign in first), "")
-    if not remedy and untried:
-        remedy = f"take an older one, since {untried}"
-    return f"Horovod's build failed: {first}\nWhat to do: {remedy or 'mend that, and run this again'}. The whole output is in {log}."
+    if not remedy and untried and OF_FRAMEWORKS.search(first):
+        remedy = f"install an older version, since {untried}"
+    remedy = remedy or "correct that, and run this again"
+    return f"Horovod's build failed: {first}\nWhat to do: {remedy}. The whole output is in {log}."
 
 
-def patch(tree: Path, standard: int) -> None:
-    for name, edits in patches(standard).items():
+def patch(tree: Path, standards: dict[str, int]) -> None:
+    """Change a copy of Horovod's source."""
+    for name, edits in patches(standards).items():
         text = (tree / name).read_text()
         for old, new in edits:
             if old not in text:

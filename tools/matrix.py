@@ -9,6 +9,7 @@ install_horovod.py.
 """
 
 import argparse
+import fcntl
 import json
 import os
 import shutil
@@ -54,12 +55,12 @@ class Entry(NamedTuple):
 OLD_TENSORFLOW = "tensorflow-cpu==2.15.1"  # which has Keras 2
 OLD_NUMPY = "numpy<2"  # TensorFlow 2.15 was made before NumPy 2
 ENTRIES = {
-    # What pip gives on the day.
+    # Without pins: the newest versions on the day of the run.
     "newest": Entry("bookworm", ("torch", "tensorflow")),
     "newest-torch": Entry("bookworm", ("torch",)),
     "newest-tensorflow": Entry("bookworm", ("tensorflow",)),
     "testing-debian": Entry("forky", ("torch",)),
-    # Older ones.
+    # With pins.
     "next-debian": Entry("trixie", ("torch==2.13.0", "tensorflow-cpu==2.21.0")),  # as requirements/frameworks.txt
     "oldest": Entry("bookworm", ("torch==2.7.0", OLD_TENSORFLOW, OLD_NUMPY)),  # older ones have another C++ ABI
     "oldest-torch": Entry("bookworm", ("torch==2.4.0", OLD_NUMPY)),
@@ -72,12 +73,13 @@ COLUMNS = ("system", "Python", "PyTorch", "TensorFlow", "Keras", "NumPy", "tests
 def base(suite: str) -> Path:
     """A bare Debian, made once."""
     tree = WORK / suite
-    if not tree.is_dir():
-        unfinished = tree.with_suffix(".new")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        command = ["debootstrap", "--variant=minbase", suite, unfinished, MIRROR, *SCRIPTS.get(suite, ())]
-        subprocess.run(command, check=True)
-        unfinished.rename(tree)
+    with locked(suite):
+        if not tree.is_dir():
+            unfinished = tree.with_suffix(".new")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            command = ["debootstrap", "--variant=minbase", suite, unfinished, MIRROR, *SCRIPTS.get(suite, ())]
+            subprocess.run(command, check=True)
+            unfinished.rename(tree)
     return tree
 
 
@@ -102,7 +104,7 @@ def mounted(tree: Path) -> Iterator[None]:
 def inside(tree: Path, *command: str, folder: str = "/") -> subprocess.CompletedProcess[str]:
     """Run a command there, with pip's variables of this machine, and show what it says."""
     print("+", *command, flush=True)
-    # Without XDG_CONFIG_DIRS pip's settings in /etc/xdg may cap the versions of frameworks.
+    # pip reads its settings from the folders in XDG_CONFIG_DIRS, so they must be the same inside.
     kept = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or name == "XDG_CONFIG_DIRS"}
     environment = kept | {
         "PATH": "/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -168,8 +170,7 @@ def trial(tree: Path, entry: Entry) -> dict[str, str]:
 
 
 def copy_settings(tree: Path) -> None:
-    """The tree reaches pip's index as this machine does, and takes Debian's packages from a mirror that lags behind."""
-    # A list of testing's packages is valid for a week.
+    """The tree reaches pip's index as this machine does, and apt accepts lists of packages that are more than a week old."""
     (tree / "etc/apt/apt.conf.d/99matrix").write_text('Acquire::Check-Valid-Until "false";\n')
     for name in SETTINGS:
         if Path("/", name).is_dir():
@@ -193,26 +194,40 @@ def copy_source(tree: Path) -> None:
         shutil.copy2(ROOT / name, target)
 
 
+def git(*arguments: str) -> str:
+    """What git says of the source."""
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def commit() -> str:
-    """The commit of the source, with a plus if something has changed since."""
-    asked = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
-    return subprocess.run(asked, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    """The commit of the source, with a plus if something but the table has changed since."""
+    others = [f":!{file.relative_to(ROOT)}" for file in (RESULTS, TABLE)]
+    return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "--", ".", *others) else "")
+
+
+@contextmanager
+def locked(name: str) -> Iterator[None]:
+    """Let one of several matrices that run at once do this."""
+    with (WORK / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def write(name: str, row: dict[str, str] | None) -> None:
-    """Put a row into docs/versions.json, or take the old one away, and make the table. Several calls may run at once."""
-    rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    rows = {**rows, name: row}
-    results = {one: rows[one] for one in ENTRIES if rows.get(one)}
-    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
-    lines = [
-        "<!-- Made by `make matrix` from versions.json. -->",
-        "",
-        "| " + " | ".join(COLUMNS) + " |",
-        "|" + "---|" * len(COLUMNS),
-        *("| " + " | ".join(row[column] or "-" for column in COLUMNS) + " |" for row in results.values()),
-    ]
-    TABLE.write_text("\n".join(lines) + "\n")
+    """Put a row into docs/versions.json, or take the old one away, and make the table."""
+    with locked("table"):
+        rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+        rows = {**rows, name: row}
+        results = {one: rows[one] for one in ENTRIES if rows.get(one)}
+        RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+        lines = [
+            "<!-- Made by `make matrix` from versions.json. -->",
+            "",
+            "| " + " | ".join(COLUMNS) + " |",
+            "|" + "---|" * len(COLUMNS),
+            *("| " + " | ".join(row[column] or "-" for column in COLUMNS) + " |" for row in results.values()),
+        ]
+        TABLE.write_text("\n".join(lines) + "\n")
 
 
 def main() -> None:
@@ -227,6 +242,7 @@ def main() -> None:
         own = ["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"]
         os.execvp("unshare", ["unshare", *own, sys.executable, *sys.argv])
     failed = []
+    WORK.mkdir(parents=True, exist_ok=True)
     cache_dir().mkdir(parents=True, exist_ok=True)
     for name in chosen:
         tree = WORK / f"{name}.root"
@@ -234,8 +250,8 @@ def main() -> None:
         subprocess.run(["cp", "--archive", base(ENTRIES[name].suite), tree], check=True)
         copy_settings(tree)
         copy_source(tree)
-        write(name, None)  # what was true of an older version of this project
         source = commit()
+        write(name, None)  # what was true of an older version of this project
         try:
             with mounted(tree):
                 write(name, trial(tree, ENTRIES[name]) | {"commit": source})

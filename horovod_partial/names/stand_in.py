@@ -42,7 +42,7 @@ def install(tell: Callable[[str, list[str]], None]) -> None:
 
 
 class _Then(Loader):
-    """A loader that calls a function after it has loaded a module."""
+    """A loader that calls a function after it has loaded a module. A framework's version is checked before."""
 
     def __init__(self, loader: Loader, then: Callable[[], object]) -> None:
         self._loader = loader
@@ -52,6 +52,8 @@ class _Then(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        if (framework := module.__name__.removeprefix("horovod.")) in ("torch", "tensorflow"):
+            check_versions(framework)  # Horovod's library may not load with another version of the framework
         self._loader.exec_module(module)
         self._then()
 
@@ -72,8 +74,6 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         then: Callable[[], object]
         if fullname in FRONT_ENDS:
-            if (framework := fullname.removeprefix("horovod.")) in ("torch", "tensorflow"):
-                check_versions(framework)  # before Horovod's library is loaded
             then = partial(self._replace, fullname)
         elif fullname in FRONT_ENDS.values():  # a program may import both our front end and Horovod's
             then = partial(self._replace_those_of, fullname)

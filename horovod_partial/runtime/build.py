@@ -5,10 +5,17 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import os
+from collections.abc import Sequence
 from types import ModuleType
 
 _AGAIN = "`pip install --force-reinstall --no-deps .`"
-_AGAIN_AFTER_HOROVOD = f"in the source of horovod_partial run `python tools/install_horovod.py`, which builds Horovod for it, then {_AGAIN}"
+
+
+def _both_again(features: Sequence[str]) -> str:
+    """Return what to do after an upgrade: build a Horovod with these features, then this package."""
+    options = [f"--{name}" for name in ("gloo", "mpi", "nccl") if name in features]
+    command = " ".join(["python tools/install_horovod.py", *options])
+    return f"in the source of horovod_partial run `{command}`, then {_AGAIN}"
 
 
 def check_versions(framework: str) -> None:
@@ -19,18 +26,19 @@ def check_versions(framework: str) -> None:
     """
     from horovod_partial import _build_info as built  # the build of this package writes `_build_info`
 
+    both_again = _both_again(built.FEATURES)
     found = importlib.metadata.version("horovod")
     if found != built.HOROVOD_VERSION:
         raise ImportError(
-            f"horovod_partial was built for Horovod {built.HOROVOD_VERSION}, but {found} is installed; {_AGAIN_AFTER_HOROVOD}"
+            f"horovod_partial was built for Horovod {built.HOROVOD_VERSION}, but {found} is installed; {both_again}"
         )
     expected = built.FRAMEWORKS.get(framework)
     if expected is None:
-        raise ImportError(f"horovod_partial was built where Horovod had no {framework}; {_AGAIN_AFTER_HOROVOD}")
+        raise ImportError(f"horovod_partial was built where Horovod had no {framework}; {both_again}")
     version = importlib.import_module(framework).__version__
     if version != expected:
         raise ImportError(
-            f"horovod_partial was built for {framework} {expected}, but {version} is installed; {_AGAIN_AFTER_HOROVOD}"
+            f"horovod_partial was built for {framework} {expected}, but {version} is installed; {both_again}"
         )
 
 

@@ -33,7 +33,7 @@ def test_another_version_of_the_framework(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch, "__version__", "1.2.3")
     with pytest.raises(
         ImportError,
-        match=r"built for torch .*, but 1.2.3 is installed; .*`python tools/install_horovod.py`.* then `pip",
+        match=r"built for torch .*, but 1.2.3 is installed; .*`python tools/install_horovod.py --gloo.*`, then `pip",
     ):
         build.check_versions("torch")
 

@@ -40,15 +40,13 @@ def test_no_horovod() -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_python_that_is_not_supported_is_told_before_horovod_is_looked_for() -> None:
-    for tool in ("install_horovod", "horovod_info"):
-        program = "import runpy, sys; sys.version_info = (3, 9, 1); runpy.run_path(sys.argv.pop(), run_name='__main__')"
-        environment = os.environ | {"PYTHONPATH": str(TOOLS)}
-        command = [sys.executable, "-c", program, str(TOOLS / f"{tool}.py")]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 1
-        assert re.search(r"horovod-partial needs Python 3.10 to 3.14, and .* is Python 3", done.stderr)
-        assert done.stderr.count("\n") == 1
+@pytest.mark.parametrize("tool", ["install_horovod", "horovod_info"])
+def test_a_python_that_is_not_supported_is_told_before_anything_else_is_looked_for(tool: str) -> None:
+    program = "import runpy, sys; sys.version_info = (3, 9, 1); runpy.run_path(sys.argv.pop(), run_name='__main__')"
+    done = run("-c", program, TOOLS / f"{tool}.py", PYTHONPATH=str(TOOLS))
+    assert done.returncode == 1
+    assert re.search(r"horovod-partial needs Python 3.10 to 3.14, and .* is Python 3", done.stderr)
+    assert done.stderr.count("\n") == 1
 
 
 def test_what_is_supported_is_the_same_everywhere() -> None:
@@ -91,10 +89,10 @@ def test_no_compiler(packages: Path) -> None:
 
 
 def test_a_compiler_that_is_too_old_for_the_framework(packages: Path, tmp_path: Path) -> None:
-    script(tmp_path / "bin", "c++", '[ "$1" = --version ] && echo "g++ 9.4.0" || exit 1')
+    script(tmp_path / "bin", "c++", '[ "$1" = --version ] && echo "g++ 9.4.0" && exit; echo no such option >&2; exit 1')
     done = run(TOOLS / "install_horovod.py", "--gloo", PYTHONPATH=str(packages), PATH=str(tmp_path / "bin"))
     assert done.returncode == 1
-    assert "torch 9.9 needs a compiler of C++20, and c++ (g++ 9.4.0) is none; install a newer one" in done.stderr
+    assert "torch 9.9 needs C++20, and c++ (g++ 9.4.0) cannot compile it (no such option). Install" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -106,11 +104,12 @@ def test_mpi_is_asked_for_and_missing(packages: Path, tmp_path: Path) -> None:
     assert "Building Horovod needs an MPI with its headers (libopenmpi-dev, openmpi-bin)" in done.stderr
 
 
-def test_gpus_are_asked_for_in_horovods_way(packages: Path) -> None:
-    variables = {"PYTHONPATH": str(packages), "PATH": os.environ["PATH"], "HOROVOD_GPU_OPERATIONS": "NCCL"}
+@pytest.mark.parametrize("name", ["HOROVOD_GPU_OPERATIONS", "HOROVOD_GPU_ALLREDUCE"])
+def test_gpus_are_asked_for_in_horovods_way(packages: Path, name: str) -> None:
+    variables = {"PYTHONPATH": str(packages), "PATH": os.environ["PATH"], name: "NCCL"}
     done = run(TOOLS / "install_horovod.py", "--gloo", **variables)
     assert done.returncode == 1
-    assert "HOROVOD_GPU_OPERATIONS is set, which asks for CUDA; unset it, or add --nccl" in done.stderr
+    assert f"{name} is set in the environment; unset it, and for GPUs use --nccl" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -131,6 +130,13 @@ def test_the_standard_is_that_of_the_frameworks_headers(
     assert install_horovod.cxx_standards(["torch"]) == {"torch": standard}
 
 
+def test_installed_frameworks_have_the_headers_that_are_read() -> None:
+    for name in install_horovod.frameworks():
+        spec = install_horovod.find_spec(name)
+        header = Path(spec.submodule_search_locations[0], install_horovod.REFUSING_HEADERS[name])
+        assert re.search(r"(__cplusplus|_MSVC_LANG) < 20\d\d\d\dL", header.read_text())
+
+
 class Spec:
     """A double of the specification of a package."""
 
@@ -142,7 +148,7 @@ class Spec:
 def horovod(tmp_path: Path) -> Path:
     """A double of Horovod's source, with all that is patched. Its build prints what stands in output.txt, and fails."""
     tree = tmp_path / "horovod"
-    for name, edits in install_horovod.patches(20).items():
+    for name, edits in install_horovod.patches({}).items():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_text("\n".join(old for old, _ in edits) + "\nif(NOT CMAKE_CUDA_COMPILER)\n")
     (tree / "horovod" / "__init__.py").write_text(f"__version__ = '{install_horovod.VERSION}'\n")
@@ -155,19 +161,26 @@ def horovod(tmp_path: Path) -> Path:
     return tree
 
 
-GCC = "tensor.h:12:2: {}\n/usr/bin/ld: a later line\nerror: command 'cmake' failed with exit code 1"
+GCC = "/packages/torch/tensor.h:12:2: {}\n/usr/bin/ld: a later line\nerror: command 'cmake' failed with exit code 1"
 
 
 @pytest.mark.parametrize(
     ("output", "told", "remedy"),
     [
-        (GCC.format("error: 'concept' does not name a type"), "tensor.h:12:2: error: 'concept'", "take an older one"),
+        (
+            GCC.format("error: 'concept' does not name a type"),
+            "tensor.h:12:2: error: 'concept'",
+            "an older version, since torch",
+        ),
+        ("mpi.cc:3:10: fatal error: mpi.h: No such file", "mpi.h: No such file", "correct that, and run this again"),
+        ("/usr/bin/ld: cannot find -lnccl\ncollect2: error: ld returned 1", "cannot find -lnccl", "correct that"),
+        ("nvcc fatal   : Unsupported gpu architecture\nCalledProcessError: cmake", "Unsupported gpu", "correct that"),
         ("c++: fatal error: Killed signal terminated program cc1plus", "Killed signal", "set MAKEFLAGS=-j1"),
         ("OSError: [Errno 28] No space left on device", "No space left", "HOROVOD_PARTIAL_CACHE to folders on another"),
         (
             "CMake Error at CMakeLists.txt:138 (find_package):\n\n  Could not find Threads",
             "(find_package): Could not find Threads",
-            "torch 9.9 is newer than",
+            "correct that",
         ),
     ],
 )
@@ -193,13 +206,40 @@ def test_a_failed_build_ends_with_its_first_error(
     assert output.splitlines()[0] in Path(log[1]).read_text()
 
 
-def test_without_nccl_no_toolkit_is_looked_for(tmp_path: Path) -> None:
-    tree = tmp_path / "tree"
-    source = install_horovod.source_tree()
-    for name in install_horovod.patches(17):
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """The patched files of Horovod."""
+    source, tree = install_horovod.source_tree(), tmp_path / "tree"
+    for name in install_horovod.patches({}):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source / name, tree / name)
-    install_horovod.patch(tree, 17)
+    install_horovod.patch(tree, {"torch": 20})
+    return tree
+
+
+def test_each_framework_has_its_standard(tree: Path) -> None:
+    found = {
+        name: set(re.findall(r"set\(CMAKE_CXX_STANDARD (\d+)\)", (tree / name / "CMakeLists.txt").read_text()))
+        for name in (".", "horovod/torch", "horovod/tensorflow")
+    }
+    assert found == {".": {"17"}, "horovod/torch": {"20"}, "horovod/tensorflow": {"17"}}
+
+
+@pytest.mark.parametrize(("variable", "found"), [({}, "False"), ({"HOROVOD_GPU_OPERATIONS": "NCCL"}, "True")])
+def test_without_nccl_pytorch_is_taken_for_one_without_cuda(
+    tree: Path, tmp_path: Path, variable: dict[str, str], found: str
+) -> None:
+    # A double of a PyTorch for CUDA that finds a toolkit.
+    (tmp_path / "torch" / "utils").mkdir(parents=True)
+    (tmp_path / "torch" / "__init__.py").write_text("class version:\n    cuda = '13.0'\n")
+    (tmp_path / "torch" / "utils" / "cpp_extension.py").write_text("CUDA_HOME = '/usr/local/cuda'\n")
+    question = re.search(r'-c "([^"]*import CUDA_HOME[^"]*)"', (tree / "cmake/Modules/FindPytorch.cmake").read_text())
+    assert question
+    done = run("-c", question[1], PYTHONPATH=str(tmp_path), **variable)
+    assert done.stdout.strip() == found
+
+
+def test_without_nccl_no_toolkit_is_looked_for(tree: Path, tmp_path: Path) -> None:
     # What Horovod's build does about CUDA, run by CMake with a compiler of CUDA that fails.
     text = (tree / "CMakeLists.txt").read_text()
     begin, end = text.index("if(DEFINED ENV{HOROVOD_CUDA_HOME})"), text.index("macro(ADD_CUDA)")
@@ -217,15 +257,26 @@ def test_without_nccl_no_toolkit_is_looked_for(tmp_path: Path) -> None:
     assert (tmp_path / "bin" / "called").exists(), "otherwise this test shows nothing"
 
 
-def test_a_horovod_for_another_version_of_the_framework_is_refused(packages: Path) -> None:
-    metadata = packages / "horovod-0.28.1.dist-info" / "METADATA"
-    metadata.parent.mkdir()
-    metadata.write_text("Metadata-Version: 2.1\nName: horovod\nVersion: 0.28.1\n")
+@pytest.mark.parametrize(
+    ("metadata", "told"),
+    [
+        (
+            '{"pytorch": "9.8", "dummy": "none"}',
+            "Horovod was built for torch 9.8, but 9.9 is installed; run `python tools/",
+        ),
+        ('{"pytorch": "9.9+cpu", "dummy": "none"}', "Horovod was built for torch 9.9+cpu, but 9.9 is installed"),
+        ('{"dummy": "none"}', "works with neither torch nor TensorFlow (it was built without torch)"),
+    ],
+)
+def test_a_horovod_for_another_version_of_the_framework_is_refused(packages: Path, metadata: str, told: str) -> None:
+    installed = packages / "horovod-0.28.1.dist-info" / "METADATA"
+    installed.parent.mkdir()
+    installed.write_text("Metadata-Version: 2.1\nName: horovod\nVersion: 0.28.1\n")
     (packages / "horovod").mkdir()
     (packages / "horovod" / "__init__.py").write_text("raise AssertionError('its library is not loaded')\n")
-    (packages / "horovod" / "metadata.json").write_text('{"pytorch": "9.8", "dummy": "none"}')
+    (packages / "horovod" / "metadata.json").write_text(metadata)
     done = run(TOOLS / "horovod_info.py", packages / "info", PYTHONPATH=str(packages), PATH=os.environ["PATH"])
     assert done.returncode == 1
-    assert "Horovod was built for torch 9.8, but 9.9 is installed; run tools/install_horovod.py" in done.stderr
+    assert told in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (packages / "info").exists()
