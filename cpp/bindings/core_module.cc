@@ -5,7 +5,6 @@
 #include "bindings/conversions.h"
 #include "bindings/fields.h"
 #include "bindings/simulator_bindings.h"
-#include "core/groups/periods.h"
 #include "core/groups/schedule.h"
 #include "core/groups/weights.h"
 #include "core/merging/merging_plan.h"
@@ -13,7 +12,7 @@
 #include "core/quorum/policy.h"
 #include "core/rounds/bucket_spec.h"
 #include "core/slowness/slow_ranks.h"
-#include "core/values/names.h"
+#include "core/values/fields.h"
 
 namespace py = pybind11;
 using namespace horovod_partial;

@@ -42,11 +42,9 @@ _INTEGERS = {
 class WeightedAverageInfo:
     """What went into an average by `hvd.WeightedAverage`.
 
-    Attributes:
-        steps: how many steps each rank had taken since the previous average, by rank.
-        weights: the weight of each rank's model, by rank; bit for bit the same on every rank.
-        useful: whether the average has a better bound than the fastest rank's model alone (`wp_sgd.average_is_useful`).
-        converges: whether the bound holds if such averages are repeated (`wp_sgd.average_converges`).
+    The tuples are by rank: a rank's steps since the previous average, and the weight of its model, bit for bit the same
+    on every rank. `useful` is `wp_sgd.average_is_useful`: the bound is better than that of the fastest rank's model
+    alone. `converges` is `wp_sgd.average_converges`: the bound holds if such averages are repeated.
     """
 
     steps: tuple[int, ...]
@@ -58,18 +56,8 @@ class WeightedAverageInfo:
 class ModelExchange(models.ModelExchange, Exchange):
     """Averages an optimizer's model under a policy of models: a local step, then an average.
 
-    Only one thread may use this object at a time, same as any optimizer.
-
-    Args:
-        optimizer: the optimizer whose model is averaged.
-        names: the names of the optimizer's parameters.
-        named_buffers: the buffers of the model with their names, for a policy that averages them.
-        process_set: the ranks that take part.
-        policy: the policy.
-        round_steps: the clipping, transforms and hooks around each step.
-
-    Raises:
-        ValueError: there is nothing to average.
+    Only one thread may use this object at a time, same as any optimizer. An optimizer without trained parameters raises
+    ValueError. Only policies with "buffers" in `average` use `named_buffers`.
     """
 
     runtime = runtime
@@ -158,8 +146,7 @@ class ModelExchange(models.ModelExchange, Exchange):
     def _changed(self) -> str:
         """Return the name of a parameter that has changed since the average under way began; empty if there is none.
 
-        The average would overwrite the change. Checksums find almost every change, also one that Horovod makes, or that goes
-        through `parameter.data`. Buffers and the optimizer's state are not checked.
+        Checksums find almost every change, also by Horovod or through `parameter.data`, but none of buffers and state.
         """
         if self._checksums is None:
             return ""
@@ -179,11 +166,7 @@ class ModelExchange(models.ModelExchange, Exchange):
         return evaluated
 
     def synchronize(self) -> None:
-        """Wait for the average that is under way, if any. With the policy's `overlap` there may be one after a step.
-
-        Raises:
-            RuntimeError: a parameter was changed meanwhile; the average would overwrite the change.
-        """
+        """Wait for the average under way, if any. Raises RuntimeError if a parameter was changed meanwhile."""
         if changed := self._end_average():
             raise RuntimeError(
                 f"{changed} was changed between a step and the end of its average, under {self.policy!r}: call "

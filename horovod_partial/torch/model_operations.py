@@ -118,19 +118,10 @@ def arrive(
     *,
     members: Sequence[str] = (),
 ) -> PartialHandle:
-    """Arrive with a model at its bucket, under a policy of models.
+    """Arrive with a model at its bucket. The average goes to `output`, which has the model's shape and dtype.
 
-    Args:
-        tensor: the model.
-        output: the tensor that the average is written to, of the same shape and dtype.
-        name: name of the bucket.
-        policy: a policy of models, or `Quorum(1.0)` for a plain average over all ranks that are in training.
-        process_set: the ranks that take part.
-        work: the steps, or the iteration, that decide the model's weight.
-        members: the tensors within the model, each as a text of `bucket_config.member`.
-
-    Raises:
-        ValueError: the tensor or the name cannot be used, or Horovod has not been initialised.
+    `Quorum(1.0)` makes a plain average over all ranks in training. `work`, in steps or iterations, decides the weight.
+    `members` are texts of `bucket_config.member`. A wrong tensor or name, or a call before `init`, raises ValueError.
     """
     name = check_arguments(tensor, name, process_set)
     if not tensor.dtype.is_floating_point:
@@ -148,10 +139,7 @@ def arrive(
 
 
 def signal(name: str, process_set: ProcessSet) -> None:
-    """Run a round of a bucket, to tell the other ranks that some rank has made this call.
-
-    Only the first round waits for all ranks.
-    """
+    """Tell the other ranks of this call, by a round of a bucket. Only the first round waits for all ranks."""
     nothing = torch.zeros(1, device="cpu")  # the bucket is declared on the CPU, whatever PyTorch's default device is
     config = make_config(
         dtype=nothing.dtype, shape=tuple(nothing.shape), size=runtime.size_of(process_set), **bucket_config.of_signals()

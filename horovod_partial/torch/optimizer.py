@@ -178,10 +178,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
 
 def _refuse_unknown_scaler(_: torch.optim.Optimizer) -> bool:
-    """Raise an error about a GradScaler that the optimizer was not wrapped with.
-
-    This is the getter of `_step_supports_amp_scaling`, the property that `GradScaler.step` reads first.
-    """
+    """Raise RuntimeError when `GradScaler.step` reads this property: the optimizer was wrapped without a scaler."""
     raise RuntimeError(
         "a GradScaler steps an optimizer that was wrapped without it: late gradients would be applied with their scale. "
         "Pass it: hvd.DistributedOptimizer(..., grad_scaler=scaler)"

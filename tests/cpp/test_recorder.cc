@@ -15,7 +15,6 @@
 
 #include "recording/recorder.h"
 #include "recording/segments.h"
-#include "recording/step_counter.h"
 #include "recording/table.h"
 
 namespace horovod_partial::recording {
