@@ -112,12 +112,7 @@ def _on_gpus(framework: str, features: Sequence[str]) -> str:
 
 
 class SelfTest(NamedTuple):
-    """The result of a framework's self-test in `horovod-partial check`.
-
-    Attributes:
-        failure: what went wrong; empty if the test passed.
-        nccl: which NCCL is in use; empty if Horovod has none.
-    """
+    """The result of a framework's self-test. `failure` is empty if it passed, `nccl` if Horovod has no NCCL."""
 
     failure: str = ""
     nccl: str = ""

@@ -232,9 +232,8 @@ class WorkSharing(_Policy):
 class SharedUpdates(_Policy):
     """The policy of the buckets of an optimizer under `WorkSharing`.
 
-    Args:
-        passes: micro-batches in an update per rank, on average.
-        grants: whether grants of micro-batches, and messages about begun ones, travel with this bucket.
+    An update has `passes` micro-batches per rank, on average. With `grants`, this bucket carries the grants of
+    micro-batches, and messages about begun ones.
     """
 
     passes: int
@@ -557,10 +556,9 @@ def _form(name: str, kind: type[Policy]) -> str:
 
 
 def resolve(sync: Policy | str | None, default: Policy | str, *, shares_work: bool = False) -> Policy:
-    """Return the policy that an argument gives. `sync` is a policy, the text of one, or None for the default.
+    """Return the policy for `sync`: a policy, its text, or None for the default.
 
-    Raises:
-        ValueError: `sync` is not a policy, or it is `WorkSharing` and `shares_work` is False.
+    Raises ValueError if `sync` is not a policy, or is `WorkSharing` while `shares_work` is False.
     """
     chosen = default if sync is None else sync
     if isinstance(chosen, str):

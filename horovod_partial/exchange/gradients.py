@@ -60,13 +60,8 @@ Apply = Callable[[list[Any], list[Any], Any], None]
 class StepApplier(ABC):
     """Applies the rounds of an exchange's gradients. Implements `horovod_partial.runtime.appliers.Applier`.
 
-    Flushes use this object as long as the exchange exists.
-
-    Args:
-        exchange: the exchange that combines the gradients.
-        family: the buckets of the gradients.
-        variables: the variables, in the order of the gradients.
-        apply: applies the gradients of a round.
+    Flushes use this object as long as the exchange exists. The variables have the order of the gradients. `apply`
+    applies the gradients of one round.
     """
 
     is_under_way = False  # no gradients wait for a step: `apply_combined` combines and applies them in one call
@@ -118,18 +113,13 @@ class GradientExchange(ABC):
     Under `Full` Horovod itself combines the gradients, tensor by tensor. Under a partial policy gradients are packed
     into buckets, in reverse order of the variables; all tensors in a bucket have the same dtype.
 
-    Args:
-        name: prefix of the names of tensors and buckets.
-        sync: the policy.
-        arguments: arguments of Horovod's optimizer (`compression`, `sparse_as_dense`, `op`, `gradient_predivide_factor`,
-            `groups`, `process_set`, `device_dense`, `device_sparse`, `scale_local_gradients`).
-        replays: whether missed rounds can be applied one by one.
-        skips_nonfinite: whether every rank skips rounds with gradients that are not finite. Then late gradients travel
-            even if they are not finite, and under a partial policy gradients travel without the loss scale.
-        owner: the buckets end when this object is gone. None keeps them for any user of the same variables.
-        replica_of: returns, for the trained variables, the values that a flush compares with other ranks. None compares
-            nothing.
-        factor: what each result is multiplied with.
+    `name` is the prefix of the names of tensors and buckets. `arguments` are those of Horovod's optimizer
+    (`compression`, `sparse_as_dense`, `op`, `gradient_predivide_factor`, `groups`, `process_set`, `device_dense`,
+    `device_sparse`, `scale_local_gradients`). `replays` says whether missed rounds can be applied one by one. With
+    `skips_nonfinite` every rank skips rounds with gradients that are not finite. Then late gradients travel even if
+    they are not finite, and under a partial policy gradients travel without the loss scale. The buckets end when
+    `owner` is gone; None keeps them for any user of the same variables. `replica_of` returns, for the trained
+    variables, the values for a flush to compare; None compares nothing. `factor` multiplies each result.
     """
 
     average: int  # Horovod's number for the operation Average
@@ -243,14 +233,10 @@ class GradientExchange(ABC):
         return combined, infos
 
     def apply_combined(self, gradients: Sequence[Any], variables: Sequence[Any], apply: Apply) -> None:
-        """Combine the gradients of a step, and apply each round that has ended, oldest first.
+        """Combine the gradients of a step, and apply each round that has ended, oldest first. Gradients may be None.
 
-        A rank that is on time applies one round. Gradients that stay on this rank are applied with the first round.
-
-        Args:
-            gradients: the gradients of this rank; None where there is none.
-            variables: the variables of these gradients.
-            apply: is called for each round, on every rank.
+        Every rank calls `apply` for each round. A rank that is on time applies one round. Gradients that stay on this
+        rank are applied with the first round.
         """
         everything = list(variables)
         shared = [i for i, each in enumerate(everything) if gradients[i] is not None and not self.is_local(each)]

@@ -29,10 +29,6 @@ class ModelExchange(ABC):
 
     Each framework has a subclass that sets `runtime` and packs the model. A model is a sequence of the framework's
     tensors or variables, in the same order on every rank.
-
-    Args:
-        policy: says what is averaged, and which ranks average.
-        process_set: the ranks that take part.
     """
 
     runtime: Runtime

@@ -292,11 +292,7 @@ def average_(
 
 
 def check_devices(**devices: str) -> None:
-    """Refuse arguments that name a device, because tensors are reduced on their own devices.
-
-    Raises:
-        ValueError: a device is given.
-    """
+    """Refuse device arguments with ValueError, because tensors are reduced on their own devices."""
     given = [name for name, device in devices.items() if device]
     if given:
         raise ValueError(

@@ -172,10 +172,7 @@ class _Progress:
             return int(keras.ops.convert_to_numpy(self._iterations))
 
     def follows(self, variables: Sequence[Any]) -> bool:
-        """Note that this optimizer trains these variables.
-
-        Returns False if an earlier optimizer trained one of them, and has not been flushed since.
-        """
+        """Note the trained variables. Returns False if an earlier optimizer trained one, and was not flushed since."""
         before = [getattr(variable, "_horovod_progress", self) for variable in variables]
         for variable in variables:
             variable._horovod_progress = self
@@ -285,9 +282,7 @@ class _State:
         """Begin an epoch: no micro-batch begins after `updates` more updates. Returns `rounds` before its first update.
 
         Epochs follow each other without a gap. A rank that is behind in its updates gets the same number as the others.
-
-        Raises:
-            RuntimeError: the epoch before has updates left.
+        Raises RuntimeError if the epoch before has updates left.
         """
         is_first = self._epochs.enter() or math.isinf(self.end)
         if not is_first and self.rounds(optimizer) < self.end:

@@ -37,10 +37,9 @@ _COUNTED = {
 class JobMetrics:
     """The families of a running job. Each iteration reads the job anew. Only one thread at a time may iterate.
 
-    Args:
-        size: the number of ranks.
-        ranks: returns what rank 0 knows of each rank whose steps are watched, as `_attach.Monitor.ranks` does.
-        statistics: returns the raw statistics of each process set that rank 0 is in, by the set's number.
+    `size` is the number of ranks. `ranks` returns what rank 0 knows of each watched rank, same as
+    `_attach.Monitor.ranks`. `statistics` returns the raw statistics of each process set that rank 0 is in, by the set's
+    number.
     """
 
     def __init__(

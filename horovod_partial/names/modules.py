@@ -22,12 +22,7 @@ _FRONT_ENDS = ("torch", "tensorflow", "keras")
 
 
 class _Counterpart(importlib.abc.Loader):
-    """Makes a module with the contents of another one, in which some functions and classes are replaced.
-
-    Args:
-        source: the name of the other module.
-        front_end: the name of our front end. Its functions and classes replace those of the same name.
-    """
+    """Makes a module like `source`, but with the functions and classes that `front_end` has under the same names."""
 
     def __init__(self, source: str, front_end: str) -> None:
         self._source = source

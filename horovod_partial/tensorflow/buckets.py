@@ -15,13 +15,7 @@ from horovod_partial.tensorflow.graph import bucket_resource, graph_operations, 
 
 
 class Member(NamedTuple):
-    """A gradient in a bucket.
-
-    Attributes:
-        dtype: the dtype in which the gradient travels.
-        shape: the shape of the gradient.
-        restore: makes the gradient from the tensor that has travelled.
-    """
+    """A gradient in a bucket. It travels in `dtype`, and `restore` makes it from the travelled tensor."""
 
     dtype: tf.DType
     shape: tf.TensorShape
@@ -31,12 +25,8 @@ class Member(NamedTuple):
 class Arrived(NamedTuple):
     """A bucket of a family at which this rank has arrived in a step.
 
-    Attributes:
-        name: the name of the bucket.
-        positions: the positions of the bucket's gradients within the step.
-        members: the gradients of the bucket.
-        results: the results of the arrival. Their memory may be overwritten by later results.
-        device: TensorFlow's name of the bucket's device; empty if TensorFlow chooses it.
+    `positions` are those of the bucket's gradients within the step. Later results may overwrite the memory of
+    `results`. `device` is TensorFlow's name of the bucket's device; empty if TensorFlow chooses it.
     """
 
     name: str
@@ -61,10 +51,7 @@ def memory_of(family: Sequence[Arrived]) -> list[tf.Tensor]:
 
 
 def new_memory(family: Sequence[Arrived]) -> list[tf.Tensor]:
-    """Allocate memory for the results of rounds: a tensor for each gradient, those of a bucket side by side.
-
-    The values are undefined. Only for eager code.
-    """
+    """Allocate undefined tensors for gradients, those of a bucket side by side in memory. Only for eager code."""
     tensors: list[tf.Tensor] = []
     with on_device_of(family), placed():
         for bucket in family:
@@ -78,14 +65,9 @@ def take_round(
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Take the oldest round that has ended in all buckets of a family, in eager code or in a graph.
 
-    Args:
-        process_set: the ranks that take part.
-        family: the buckets.
-        memory: the tensors that results are written to, from `memory_of` or `new_memory`.
-
-    Returns:
-        The combined gradients in the order of the step, and how many gradients of ranks they contain. If this number is 0
-        there was no round, and the values are undefined.
+    Results are written to `memory`, from `memory_of` or `new_memory`. Returns the combined gradients in the order of
+    the step, and how many gradients of ranks they contain. If this number is 0 there was no round, and the values are
+    undefined.
     """
     names = [bucket.name for bucket in family]
     with plain_errors(), on_device_of(family), placed():
@@ -113,10 +95,7 @@ def has_round(process_set: ProcessSet, family: Sequence[Arrived]) -> tf.Tensor:
 
 
 def collect(process_set: ProcessSet, name: str, members: Sequence[Member]) -> list[tf.Tensor]:
-    """Return the results that this rank has missed in a bucket, a tensor for each gradient; [] if it missed none.
-
-    Only for eager code.
-    """
+    """Return a bucket's missed results, a tensor for each gradient; [] if there are none. Only for eager code."""
     dtype = members[0].dtype.as_numpy_dtype
     offsets = _core.packed_offsets([member.shape.num_elements() for member in members], np.dtype(dtype).itemsize)
     flat = np.zeros(offsets[-1], dtype)

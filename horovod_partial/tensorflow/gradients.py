@@ -31,10 +31,7 @@ _numbers = gradients.Numbers(runtime)
 
 
 class GradientExchange(gradients.GradientExchange):
-    """Combines the gradients of a step over the ranks, for TensorFlow, in eager code or in a graph.
-
-    The rank arrives at a bucket as soon as all gradients of the bucket exist.
-    """
+    """Combines a step's gradients over the ranks, also in graphs. Arrives at a bucket when all its gradients exist."""
 
     average, total, runtime = Average, Sum, runtime
 
