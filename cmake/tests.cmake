@@ -50,10 +50,14 @@ endforeach()
 
 if(TARGET tensorflow_ops AND NOT HOROVOD_PARTIAL_SANITIZE)
   # TensorFlow's kernels once more, by the C++ standard that they are not built with: TensorFlow may ask for either.
+  set(other_standard 17)
+  if(TENSORFLOW_CXX_STANDARD EQUAL 17)
+    set(other_standard 20)
+  endif()
   add_library(tensorflow_ops_by_other_standard OBJECT EXCLUDE_FROM_ALL ${tf_sources})
   target_link_libraries(tensorflow_ops_by_other_standard PRIVATE tensorflow attach)
   target_compile_options(tensorflow_ops_by_other_standard PRIVATE -O0)
-  set_target_properties(tensorflow_ops_by_other_standard PROPERTIES CXX_STANDARD $<IF:$<EQUAL:${TENSORFLOW_CXX_STANDARD},17>,20,17>)
+  set_target_properties(tensorflow_ops_by_other_standard PROPERTIES CXX_STANDARD ${other_standard})
   add_dependencies(cpp_tests tensorflow_ops_by_other_standard)
 endif()
 
