@@ -196,22 +196,8 @@ class GradientExchange(gradients.GradientExchange):
         if count:
             apply(arrived.results(), count)
 
-    @staticmethod
-    def _unless_empty(infos: list[Any], apply: Callable[[], None]) -> None:
-        if not infos or not all(info.empty for info in infos):
-            apply()
-
     def _bucket_names(self) -> Iterable[str]:
         return [name for step in self._steps.values() for name in step.family.names]
-
-    def _missed(self) -> list[tuple[Any, torch.Tensor]]:
-        missed: list[tuple[Any, torch.Tensor]] = []
-        for step in self._steps.values():
-            step.family.collect()
-            filled = {p for bucket in step.family.buckets if not bucket.empty for p in bucket.parameters}
-            results = zip(step.parameters, step.variables, step.results(), strict=True)
-            missed += [(variable, result) for parameter, variable, result in results if parameter in filled]
-        return missed
 
 
 class SharedGradients(GradientExchange):

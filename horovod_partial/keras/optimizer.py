@@ -248,9 +248,8 @@ class _State:
                     owner=_attach.Owner(),
                     replica_of=replica_of(optimizer),
                 )
-                if self._has_rounds and exchange.replays:
-                    backend.runtime.meet(process_set)
                 if self._has_rounds:
+                    backend.runtime.meet(process_set)
                     self._follow(optimizer)
                 for variable in self._local:
                     exchange.register_local(variable)
@@ -424,15 +423,7 @@ class _State:
         if isinstance(made, ModelExchange):
             made.flush_optimizer(optimizer)
             return
-        if isinstance(made, WorkSharingExchange):
-            made.flush()
-            return
-        missed = made.flush()
-        if missed:
-            variables, gradients = zip(*missed, strict=True)
-            accumulates = optimizer.gradient_accumulation_steps
-            apply = _updating(optimizer) if accumulates else _applying(optimizer, made.unscaled)
-            apply(list(gradients), list(variables), 1.0)
+        made.flush()
 
 
 def _applying(optimizer: Any, unscaled: bool) -> Apply:
@@ -580,7 +571,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         warn_of_late_gradients(policy, inner(optimizer))
     check_gradient_arguments(arguments)
     accumulates = backward_passes_per_step > 1 or optimizer.gradient_accumulation_steps
-    replays = isinstance(policy, LateGradients) and policy.missed == "replay"
+    replays = isinstance(policy, LateGradients)
     if replays and accumulates and inner(optimizer).use_ema:
         raise ValueError(
             f"use_ema cannot be used with gradient accumulation under {policy!r}: Keras averages after each pass, and ranks "

@@ -450,14 +450,13 @@ class Runtime:
         finally:
             meanwhile.end()
 
-    def collect(self, process_set: int, name: str, target: int, *, to_host: bool = False) -> HANDLE | None:
+    def collect(self, process_set: int, name: str, target: int) -> HANDLE | None:
         """Begin to write this rank's missed results of a bucket to memory. Needs no arrival at the bucket.
 
-        `target` is an address on the bucket's device, or on the host with `to_host`. Returns a handle to wait with, or
+        `target` is an address on the bucket's device. Returns a handle to wait with, or
         None if this rank has missed nothing.
         """
-        collect = functools.partial(_attach.collect, to_host=to_host)
-        return self._guarded(collect, self._library, process_set, name, target)
+        return self._guarded(_attach.collect, self._library, process_set, name, target)
 
     def device_of_buckets(self) -> int:
         """Return Horovod's number of the device that this rank's buckets lie on; -1 is the host."""

@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 from horovod.common.process_sets import ProcessSet
 
-from horovod_partial import _core
-from horovod_partial.tensorflow.graph import bucket_resource, graph_operations, placed, plain_errors, runtime
+from horovod_partial.tensorflow.graph import bucket_resource, graph_operations, placed, plain_errors
 
 
 class Member(NamedTuple):
@@ -92,17 +90,3 @@ def has_round(process_set: ProcessSet, family: Sequence[Arrived]) -> tf.Tensor:
         return graph_operations.horovod_partial_has_round(
             handles=[bucket_resource(name) for name in names], buckets=names, process_set=process_set.process_set_id
         )
-
-
-def collect(process_set: ProcessSet, name: str, members: Sequence[Member]) -> list[tf.Tensor]:
-    """Return a bucket's missed results, a tensor for each gradient; [] if there are none. Only for eager code."""
-    dtype = members[0].dtype.as_numpy_dtype
-    offsets = _core.packed_offsets([member.shape.num_elements() for member in members], np.dtype(dtype).itemsize)
-    flat = np.zeros(offsets[-1], dtype)
-    handle = runtime.collect(process_set.process_set_id, name, flat.ctypes.data, to_host=True)
-    if handle is None or handle.info().empty:
-        return []
-    return [
-        member.restore(tf.constant(flat[begin : begin + member.shape.num_elements()].reshape(member.shape)))
-        for member, begin in zip(members, offsets, strict=False)
-    ]

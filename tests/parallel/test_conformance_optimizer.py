@@ -230,14 +230,13 @@ both = pytest.mark.parametrize("late", [0, 1])
 
 @both
 @optimizers
-@pytest.mark.parametrize("missed", ["replay", "latest"])
-def test_missed_results_are_applied(trainer: Trainer, world: World, late: int, missed: str) -> None:
-    script = Scripted(trainer, world, late, missed=missed)
+def test_missed_results_are_applied(trainer: Trainer, world: World, late: int) -> None:
+    script = Scripted(trainer, world, late)
     script.first()
     script.rounds_without_the_late_rank(0, 1, 2)
     if script.late:
         script.step(0.0)
-        assert script.way == (script.total(2) if missed == "latest" else script.total(0, 1, 2))
+        assert script.way == script.total(0, 1, 2)
     script.optimizer.flush()
     world.barrier()
 
