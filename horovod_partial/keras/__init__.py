@@ -29,6 +29,7 @@ from horovod_partial.keras.values import (
     broadcast_global_variables,
     reducescatter,
 )
+from horovod_partial.names import modules
 from horovod_partial.policies import *
 
 Adasum = backend.horovod.Adasum
@@ -124,3 +125,4 @@ __all__ = [
 ]
 __all__ += policies.__all__
 __getattr__ = policies.of_module(__name__)
+__dir__ = modules.listing(__all__)

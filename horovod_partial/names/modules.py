@@ -13,7 +13,7 @@ import importlib
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -64,6 +64,11 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 sys.meta_path.append(_Finder())
+
+
+def listing(names: list[str]) -> Callable[[], list[str]]:
+    """Return a front end's `__dir__`. It lists these names, and none of the modules that the front end is made of."""
+    return lambda: sorted(names)
 
 
 def bind(front_end: ModuleType, horovods: ModuleType) -> None:

@@ -67,18 +67,6 @@ def average(
     return synchronize(average_async(tensor, policy, name, steps=steps, process_set=process_set))
 
 
-def average_(
-    tensor: torch.Tensor,
-    policy: ModelPolicy | str,
-    name: str | None = None,
-    *,
-    steps: int | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    """Same as `hvd.average`, but the tensor is overwritten by the average."""
-    return synchronize(average_async_(tensor, policy, name, steps=steps, process_set=process_set))
-
-
 def average_async(
     tensor: torch.Tensor,
     policy: ModelPolicy | str,
@@ -94,18 +82,6 @@ def average_async(
         (`members`), their steps or iterations (`work`), and whether this rank was late.
     """
     return arrive(tensor, empty_like(tensor), name, of_average(policy, steps), process_set, steps or 0)
-
-
-def average_async_(
-    tensor: torch.Tensor,
-    policy: ModelPolicy | str,
-    name: str | None = None,
-    *,
-    steps: int | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> PartialHandle:
-    """Same as `hvd.average_async`, but the tensor is overwritten by the average."""
-    return arrive(tensor, tensor, name, of_average(policy, steps), process_set, steps or 0)
 
 
 def arrive(

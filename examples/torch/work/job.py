@@ -163,11 +163,11 @@ class ModelSync:
             return
         self._last = due
         model = parameters_to_vector(self._parameters).detach()
-        handle = hvd.average_async_(model, hvd.WeightedAverage(1, 1.0), name=self._name, steps=0)  # all weigh alike
-        hvd.synchronize(handle)
+        handle = hvd.average_async(model, hvd.WeightedAverage(1, 1.0), name=self._name, steps=0)  # all weigh alike
+        average = hvd.synchronize(handle)
         # A late average is of older models, and was made while this rank was out of training.
         if not hvd.round_info(handle).late:
-            parts = model.split([parameter.numel() for parameter in self._parameters])
+            parts = average.split([parameter.numel() for parameter in self._parameters])
             with torch.no_grad():
                 for parameter, part in zip(self._parameters, parts, strict=True):
                     parameter.copy_(part.view_as(parameter))
