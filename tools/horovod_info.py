@@ -4,6 +4,8 @@
 is a Horovod that this package works with.
 """
 
+from __future__ import annotations  # a Python that is too old can then be told so
+
 import json
 import subprocess
 import sys

@@ -34,7 +34,7 @@ import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -262,9 +262,11 @@ def frameworks() -> dict[str, str]:
     Raises:
         SetupError: there is none.
     """
+    from importlib.metadata import packages_distributions  # which older Pythons lack; they are refused before
+
     tensorflows = packages_distributions().get(
         "tensorflow", ()
-    )  # one of tensorflow, tensorflow-cpu, tf-nightly and others
+    )  # tensorflow, tensorflow-cpu, tf-nightly or another one
     found = {"torch": _version("torch"), "tensorflow": next(filter(None, map(_version, tensorflows)), "")}
     if not any(found.values()):
         raise SetupError(
