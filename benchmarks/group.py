@@ -395,7 +395,7 @@ class Rounds:
         """Take part until so many more rounds have been; where nobody waits, a rank may arrive less often."""
         last = self._round + rounds
         while self._round < last:
-            handle = hvd.average_async_(self._model, self._policy, self._name)
+            handle = hvd.average_async(self._model, self._policy, self._name)
             hvd.synchronize(handle)
             self._round = hvd.round_info(handle).round
 

@@ -12,28 +12,14 @@ from typing import Any
 
 
 def require(fits: bool, name: str, allowed: str, value: Any) -> None:
-    """Refuse an argument that does not fit.
-
-    Args:
-        fits: whether the argument fits.
-        name: the name of the argument.
-        allowed: what the argument must be, in words.
-        value: the value that was given.
-
-    Raises:
-        ValueError: `fits` is False. The message is one line.
-    """
+    """Raise a ValueError of one line unless an argument `fits`. `allowed` says in words what it must be."""
     if not fits:
         shown = " ".join(repr(value).split())  # an error message has one line, so remove line breaks
         raise ValueError(f"{name} must be {allowed}, not {shown if len(shown) <= 200 else shown[:200] + '...'}")
 
 
 def require_count(name: str, value: Any, least: int) -> None:
-    """Refuse an argument that is not an int from `least` to 2**31 - 1, the range of counts in the core.
-
-    Raises:
-        ValueError: the argument is out of this range, or not an int.
-    """
+    """Raise a ValueError unless `value` is an int from `least` to 2**31 - 1, the range of counts in the core."""
     bound = " and below 2**31" if is_int(value) and value >= 2**31 else ""
     require(is_int(value) and least <= value < 2**31, name, f"an int, {least} or more{bound}", value)
 

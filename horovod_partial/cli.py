@@ -112,12 +112,7 @@ def _on_gpus(framework: str, features: Sequence[str]) -> str:
 
 
 class SelfTest(NamedTuple):
-    """The result of a framework's self-test in `horovod-partial check`.
-
-    Attributes:
-        failure: what went wrong; empty if the test passed.
-        nccl: which NCCL is in use; empty if Horovod has none.
-    """
+    """The result of a framework's self-test. `failure` is empty if it passed, `nccl` if Horovod has no NCCL."""
 
     failure: str = ""
     nccl: str = ""
@@ -284,14 +279,10 @@ def report(
     folder: str = typer.Argument(metavar="DIR", help="Folder that HOROVOD_PARTIAL_RECORD named, or one run in it."),
     run: str | None = typer.Option(None, help="Name of a run; without it the newest one is read."),
     output: str | None = typer.Option(None, help="File for a page with plots, FILE.html; it needs no network."),
-    trace: str | None = typer.Option(None, help="File for a trace for Perfetto or chrome://tracing, FILE.json."),
-    prometheus: str | None = typer.Option(None, help="File for metrics for the node exporter's collector, FILE.prom."),
 ) -> None:
     """Tell from a recording which rank is slow, where the time went, and what waiting has cost."""
     from horovod_partial.insight import recording
     from horovod_partial.insight.report import Summary, text
-    from horovod_partial.insight.report import prometheus as metrics
-    from horovod_partial.insight.report import trace as traces
 
     page = _for_output("insight.report.page", "plotly", "horovod-partial[report]") if output is not None else None
     with _refusing():
@@ -299,10 +290,6 @@ def report(
         text.show(summary)
         if page is not None:
             page.write(summary, output)
-        if trace is not None:
-            traces.write(summary, trace)
-        if prometheus is not None:
-            metrics.write(summary, prometheus)
 
 
 @app.command()

@@ -22,11 +22,7 @@ def save(instance: DataclassInstance, path: str | PathLike[str]) -> None:
 
 
 def load(path: str | PathLike[str], what: str) -> Any:
-    """Read a JSON file. `what` says in errors what the file should hold.
-
-    Raises:
-        ValueError: the file is not JSON.
-    """
+    """Read a JSON file. `what` says in errors what the file should hold. Raises ValueError if it is not JSON."""
     try:
         return json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError) as error:
@@ -36,8 +32,7 @@ def load(path: str | PathLike[str], what: str) -> Any:
 def read_as(kind: type[Kind], document: Any, path: str | PathLike[str], what: str) -> Kind:
     """Convert the content of a JSON file to a dataclass. `path` and `what` name the file and its purpose in errors.
 
-    Raises:
-        ValueError: a field is missing, has another type, or is refused by the class itself.
+    Raises ValueError if a field is missing, has another type, or is refused by the class itself.
     """
     try:
         return TypeAdapter(kind).validate_python(document)

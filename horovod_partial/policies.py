@@ -16,7 +16,6 @@ from horovod_partial import _core
 from horovod_partial.checks import is_flag, is_int, is_number, require, require_count
 
 __all__ = [
-    "Auto",
     "Butterfly",
     "Full",
     "GroupAverage",
@@ -24,12 +23,30 @@ __all__ = [
     "PartialReduce",
     "Quorum",
     "Schedule",
-    "SlowMomentum",
     "Solo",
     "WeightedAverage",
     "WorkSharing",
 ]
 
+
+# Policies that this version no longer has, each with what to take instead.
+_GONE = {
+    "Auto": "hvd.Auto is gone. Take hvd.Solo(), which was at least as fast in each measured job, or what `horovod-partial advise` "
+    "recommends from a recording",
+    "SlowMomentum": "hvd.SlowMomentum is gone. Let an outer optimizer of your own run in a hook: optimizer.register_round_hook",
+}
+
+
+def of_module(module: str) -> Callable[[str], Any]:
+    """Return a front end's `__getattr__`. It says what to take in place of policies that are gone."""
+
+    def get(name: str) -> Any:
+        raise AttributeError(_GONE.get(name, f"module {module!r} has no attribute {name!r}"))
+
+    return get
+
+
+__getattr__ = of_module(__name__)
 
 LONGEST_GRACE_MS = 31_536_000_000  # a grace is at most one year, the same as kLongest in cpp/core/values/types.h
 FOR_EVER = 2**31 - 1  # a `max_staleness` of this many rounds sets no bound on staleness
@@ -197,36 +214,6 @@ def _count_of(ranks: float, size: int) -> int:
 
 
 @dataclass(frozen=True, repr=False)
-class Auto(LateGradients):
-    """A quorum that begins with all ranks, then follows the measured step times.
-
-    The candidates are all ranks, 7/8, 3/4, 1/2 and 1/4 of them, and one rank. It takes the largest that is nearly as
-    fast as the fastest, because a larger quorum makes fewer gradients late. Rank 0 of the process set decides, from the
-    steps of the last 64 rounds, and keeps a change only if the measured speed confirms it (`docs/policies.md`).
-
-    Args:
-        min_quorum: the smallest allowed quorum, a number or a share same as `ranks` of `hvd.Quorum`. Raise it if
-            training does not tolerate stale gradients at this learning rate.
-        max_staleness: same as in `Solo`.
-        grace_ms: same as in `Solo`.
-        missed: same as in `Solo`.
-        replay_limit: same as in `Solo`.
-    """
-
-    min_quorum: int | float = 1
-    # This field makes policies with 1 (one rank) and 1.0 (all ranks) unequal, although the numbers are equal.
-    is_share: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "is_share", isinstance(self.min_quorum, float))
-        _check_ranks("min_quorum", self.min_quorum)
-
-    def to_core(self, size: int) -> _core.Policy:
-        return self._to_core(rule="auto", quorum=_count_of(self.min_quorum, size))
-
-
-@dataclass(frozen=True, repr=False)
 class WorkSharing(_Policy):
     """The micro-batches of an update belong to all ranks, and each free rank takes the next one.
 
@@ -245,9 +232,8 @@ class WorkSharing(_Policy):
 class SharedUpdates(_Policy):
     """The policy of the buckets of an optimizer under `WorkSharing`.
 
-    Args:
-        passes: micro-batches in an update per rank, on average.
-        grants: whether grants of micro-batches, and messages about begun ones, travel with this bucket.
+    An update has `passes` micro-batches per rank, on average. With `grants`, this bucket carries the grants of
+    micro-batches, and messages about begun ones.
     """
 
     passes: int
@@ -328,28 +314,6 @@ def _check_share(name: str, value: Any) -> None:
     require(is_number(value) and 0.0 < value <= 1.0, name, "a number above 0 and at most 1", value)
 
 
-@dataclass(frozen=True)
-class SlowMomentum:
-    """Momentum of the averages over all ranks (SlowMo, Wang et al., ICLR 2020, Algorithm 1).
-
-    Let x be the model after the last such average, and a the plain average now. The momentum v becomes beta v + (x -
-    a), and all ranks go on from x - alpha v. It takes memory for two more copies of the model, and changes only
-    parameters. The paper divides x - a by the learning rate, and multiplies v by it again, so its v shrinks when a
-    schedule lowers the rate; here it does not.
-
-    Args:
-        beta: the factor of the momentum, 0 or more and below 1. With `beta` 0 and `alpha` 1 this is the plain average.
-        alpha: the slow learning rate, above 0.
-    """
-
-    beta: float
-    alpha: float = 1.0
-
-    def __post_init__(self) -> None:
-        require(is_number(self.beta) and 0.0 <= self.beta < 1.0, "beta", "a number, 0 or more and below 1", self.beta)
-        require(is_number(self.alpha) and 0.0 < self.alpha < math.inf, "alpha", "a number above 0", self.alpha)
-
-
 _AVERAGED = ("parameters", "buffers", "state")
 
 
@@ -358,7 +322,6 @@ class _ModelPolicy(_Policy):
 
     average: tuple[str, ...]
     overlap: bool | str
-    slow_momentum: SlowMomentum | None = None
 
     def _check_average(self) -> None:
         """Check what is averaged, and how; and let `average` be a tuple, also if it was given as a text or a list."""
@@ -374,8 +337,6 @@ class _ModelPolicy(_Policy):
             raise ValueError(
                 "overlap='gradient' cannot average buffers: forward passes change them while their average is under way"
             )
-        fits = self.slow_momentum is None or isinstance(self.slow_momentum, SlowMomentum)
-        require(fits, "slow_momentum", "hvd.SlowMomentum(beta)", self.slow_momentum)
 
     def bucket_options(self) -> dict[str, Any]:
         """Return the fields of `_core.BucketSpec` that say what happens to late models, and how models are weighted."""
@@ -405,7 +366,6 @@ class GroupAverage(_ModelPolicy, _OpenRounds):
             on the model before the average. (So does the paper's released code, and Algorithm 1 of D-PSGD, NIPS 2017.)
             `synchronize` waits, too. Until then parameters hold the values before the average, and must not be changed.
             Only for PyTorch.
-        slow_momentum: applied to the averages over all ranks, every `period` rounds. Only for PyTorch.
         max_staleness: same as in `Solo`.
         grace_ms: same as in `Solo`.
     """
@@ -415,7 +375,6 @@ class GroupAverage(_ModelPolicy, _OpenRounds):
     schedule: Butterfly | Schedule | None = None
     average: tuple[str, ...] = ("parameters",)
     overlap: bool | str = False
-    slow_momentum: SlowMomentum | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -428,10 +387,6 @@ class GroupAverage(_ModelPolicy, _OpenRounds):
         fits = self.schedule is None or isinstance(self.schedule, _Schedule)
         require(fits, "schedule", "hvd.Butterfly(...) or hvd.Schedule(...)", self.schedule)
         self._check_average()
-        if self.slow_momentum is not None and self.period is None:
-            raise ValueError(
-                "slow_momentum changes the averages over all ranks, and period=None makes none: give a period"
-            )
 
     def schedule_for(self, size: int) -> Butterfly | Schedule:
         """Return the schedule of a job of `size` ranks, which gives the groups of each round."""
@@ -497,14 +452,12 @@ class WeightedAverage(_ModelPolicy):
             `horovod_partial.exchange.wp_sgd.estimate_contraction` measures it.
         average: same as in `GroupAverage`.
         overlap: same as in `GroupAverage`.
-        slow_momentum: applied to all averages. Only for PyTorch.
     """
 
     period: int
     contraction: float
     average: tuple[str, ...] = ("parameters",)
     overlap: bool | str = False
-    slow_momentum: SlowMomentum | None = None
 
     def __post_init__(self) -> None:
         require_count("period", self.period, 1)
@@ -518,7 +471,7 @@ class WeightedAverage(_ModelPolicy):
         return {**super().bucket_options(), "weights": "contraction", "weight_parameter": self.contraction}
 
 
-GradientPolicy = Full | Solo | Majority | Quorum | Auto | WorkSharing
+GradientPolicy = Full | Solo | Majority | Quorum | WorkSharing
 ModelPolicy = GroupAverage | PartialReduce | WeightedAverage
 Policy = GradientPolicy | ModelPolicy
 
@@ -528,7 +481,6 @@ _BY_NAME: dict[str, type[Policy]] = {
     "solo": Solo,
     "majority": Majority,
     "quorum": Quorum,
-    "auto": Auto,
     "work_sharing": WorkSharing,
     "group_average": GroupAverage,
     "partial_reduce": PartialReduce,
@@ -545,6 +497,8 @@ def parse(text: str) -> Policy:
     `group_average:4,period=20`, `weighted_average:8,contraction=0.999`.
     """
     name, _, arguments = text.strip().lower().partition(":")
+    if name == "auto":
+        raise ValueError(_GONE["Auto"])
     if name not in _BY_NAME:
         raise ValueError(f"unknown sync policy {text!r}; known are {', '.join(_BY_NAME)}")
     kind = _BY_NAME[name]
@@ -602,10 +556,9 @@ def _form(name: str, kind: type[Policy]) -> str:
 
 
 def resolve(sync: Policy | str | None, default: Policy | str, *, shares_work: bool = False) -> Policy:
-    """Return the policy that an argument gives. `sync` is a policy, the text of one, or None for the default.
+    """Return the policy for `sync`: a policy, its text, or None for the default.
 
-    Raises:
-        ValueError: `sync` is not a policy, or it is `WorkSharing` and `shares_work` is False.
+    Raises ValueError if `sync` is not a policy, or is `WorkSharing` while `shares_work` is False.
     """
     chosen = default if sync is None else sync
     if isinstance(chosen, str):

@@ -80,8 +80,7 @@ class Settings(BaseSettings):
 def settings() -> Settings:
     """Return the settings of this process. The environment is read once; unknown `HOROVOD_PARTIAL_*` variables warn.
 
-    Raises:
-        ValueError: a variable has a value that is not allowed.
+    Raises ValueError if a variable has a wrong value.
     """
     known = {PREFIX + name.upper() for name in Settings.model_fields} | BUILD_VARIABLES
     for name in sorted(os.environ):
@@ -111,16 +110,9 @@ def shared() -> dict[str, Any]:
 def adopt(by_rank: Sequence[Mapping[str, Any]], rank: int) -> list[str]:
     """Take the settings of rank 0 for all that this rank has not set itself.
 
-    Args:
-        by_rank: for each rank, the settings that `shared` returned there.
-        rank: the rank of this process.
-
-    Returns:
-        The variables that this rank takes from rank 0, as texts such as `HOROVOD_PARTIAL_SYNC=solo`.
-
-    Raises:
-        ValueError: a rank has set a variable differently than rank 0. Every rank raises the same error, which names the
-            variable and the ranks.
+    `by_rank` has the result of `shared` on each rank. Returns the taken variables in texts such as
+    `HOROVOD_PARTIAL_SYNC=solo`. If a rank has set a variable differently than rank 0, every rank raises the same
+    ValueError; it names the variable and the ranks.
     """
     first = by_rank[0]
     for name, field in Settings.model_fields.items():

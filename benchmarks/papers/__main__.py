@@ -4,8 +4,8 @@
     .venv/bin/python benchmarks/papers eager_sgd fig9 [--smoke] [--transport gloo] [--output FOLDER] [--keep]
 
 An experiment takes 10 minutes at most on two cores. Up to 8 ranks are real; what the paper ran with more is simulated at
-its scale. `--keep` stores the figures in benchmarks/papers/results, and `--write-docs` makes docs/papers.md from all that
-are stored.
+its scale. `--keep` stores the figures in benchmarks/papers/results, and `--write-docs` makes docs/papers.md and
+docs/papers from all that are stored.
 """
 
 from __future__ import annotations
@@ -38,15 +38,14 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="seconds in place of minutes; the figures mean nothing")
     parser.add_argument("--transport", choices=["mpi", "gloo"], default=harness.default_transport())
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "papers", help="folder for the plot")
-    parser.add_argument("--keep", action="store_true", help="store the figures for docs/papers.md")
-    page = ROOT / "docs" / "papers.md"
+    parser.add_argument("--keep", action="store_true", help="store the figures for the pages in docs/papers")
     parser.add_argument(
         "--write-docs",
         type=Path,
         nargs="?",
-        const=page,
-        metavar="FILE",
-        help="make docs/papers.md from the stored figures",
+        const=ROOT / "docs",
+        metavar="FOLDER",
+        help="make papers.md and papers/ in docs from the stored figures",
     )
     options = parser.parse_args()
     if options.list:
@@ -57,7 +56,7 @@ def main() -> None:
             parser.error(f"the experiments of {options.paper} are {', '.join(known)}")
         run(known[options.experiment], options)
     if options.write_docs:
-        options.write_docs.write_text(document.write(list(PAPERS.values())))
+        document.write(list(PAPERS.values()), options.write_docs)
 
 
 def show_all() -> None:

@@ -1,20 +1,28 @@
-"""docs/papers.md: paper by paper what is here, what differs, and its claims beside our figures."""
+"""docs/papers.md, and a page for each paper: what is here, what differs, and its claims beside our figures."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from experiment import Experiment, Paper, Row
 
 HEAD = """\
 # The papers
 
-Made by `.venv/bin/python benchmarks/papers --write-docs` from the figures in `benchmarks/papers/results`; change it there.
-Measured figures are of up to 8 ranks on 2 cores. Simulated ones are of the paper's scale: by [the simulator](simulator.md), or
-for rivals and WP-SGD by models of that folder. Computed ones are of a single process. `~` stands before what was read off a plot
-of the paper. Where a table says `ours [paper]`, the paper's figure is in brackets, if it has one.
+Each page says what of a paper is implemented, what differs, and what could not be had. The paper's figures stand beside ours.
+
 """
+FOOT = """
+Measured figures are of up to 8 ranks on 2 cores. Simulated ones are of the paper's scale: by [the simulator](simulator.md), or
+for rivals and WP-SGD by models of `benchmarks/papers`. Computed ones are of a single process. `~` stands before what was read off
+a plot of the paper. Where a table says `ours [paper]`, the paper's figure is in brackets, if it has one.
+
+`.venv/bin/python benchmarks/papers --write-docs` makes these pages from the figures in `benchmarks/papers/results`; change them there.
+"""
+ABOVE = "[The papers](../papers.md) says what measured, simulated, computed, `~` and the brackets mean.\n"
+PAGES = "papers"  # folder of the pages, beside the page that links to them
 
 # A table with more lines than columns is laid on its side, if the names of its new columns have no more characters than this.
 MOST_CHARACTERS = 360
@@ -22,25 +30,32 @@ MOST_CHARACTERS = 360
 MOST_IN_A_SENTENCE = 2
 
 
-def write(papers: Sequence[Paper]) -> str:
-    """The page."""
-    refused = [
-        [paper.name, refusal.name, refusal.reason, refusal.instead] for paper in papers for refusal in paper.refusals
-    ]
-    parts = [HEAD, *(_paper(paper) for paper in papers), "## What is not here\n"]
-    return "\n".join([*parts, _table(("paper", "what", "why", "instead"), refused)])
+def write(papers: Sequence[Paper], folder: Path) -> None:
+    """Write papers.md into the folder, and the page of each paper into a folder below it."""
+    (folder / PAGES).mkdir(parents=True, exist_ok=True)
+    for paper in papers:
+        (folder / PAGES / f"{_page(paper)}.md").write_text(_paper(paper))
+    rows = [[f"[{paper.name}]({PAGES}/{_page(paper)}.md)", paper.idea] for paper in papers]
+    lines = [f"{PAGES}/{_page(paper)}" for paper in papers]
+    tree = "\n".join(["\n```{toctree}", ":hidden:", "", *lines, "```\n"])
+    (folder / "papers.md").write_text(HEAD + _table(("paper", "what it is about"), rows) + FOOT + tree)
+
+
+def _page(paper: Paper) -> str:
+    return paper.key.replace("_", "-")
 
 
 def _paper(paper: Paper) -> str:
-    parts = [f"## {paper.name}\n", f"{paper.citation}\n"]
+    parts = [f"# {paper.name}\n", f"{paper.citation}\n", ABOVE]
     parts += [_table(("what", "where"), [list(pair) for pair in paper.implemented])]
     parts += ["What differs:\n", *(f"* {sentence}" for sentence in paper.differs), ""]
     parts += [_experiment(experiment) for experiment in paper.experiments]
-    return "\n".join(parts)
+    refused = [[refusal.name, refusal.reason, refusal.instead] for refusal in paper.refusals]
+    return "\n".join([*parts, "## What is not here\n", _table(("what", "why", "instead"), refused)])
 
 
 def _experiment(experiment: Experiment) -> str:
-    head = f"### {experiment.title}\n\n`benchmarks/papers {experiment.paper} {experiment.name}`: {experiment.setting}."
+    head = f"## {experiment.title}\n\n`benchmarks/papers {experiment.paper} {experiment.name}`: {experiment.setting}."
     kept = experiment.load()
     if kept is None:
         return f"{head} Not run yet.\n"

@@ -16,6 +16,7 @@ _TIMES = ("mean", "standard deviation", "least", "greatest", "slowest of 8 ranks
 PAPER = Paper(
     key="eager_sgd",
     name="eager-SGD",
+    idea="allreduces of gradients that do not wait for late ranks: [`Solo`, `Majority` and `Quorum`](policies.md)",
     citation=(
         "Shigang Li, Tal Ben-Nun, Salvatore Di Girolamo, Dan Alistarh, Torsten Hoefler: *Taming Unbalanced Training "
         "Workloads in Deep Learning with Partial Collective Operations*, PPoPP 2020 "
@@ -27,14 +28,14 @@ PAPER = Paper(
             "Majority collectives (section 4.2)",
             '`hvd.Majority(initiator="random")`; with the guarantee `hvd.Majority()`',
         ),
-        ("Other quorums, which section 9 leaves open", "`hvd.Quorum(...)`, `hvd.Auto()`"),
+        ("Other quorums, which section 9 leaves open", "`hvd.Quorum(...)`"),
         (
             "Rounds that go on without a rank, in a thread of their own (sections 4.1.1, 4.3)",
-            "Horovod's background thread, [the protocol](protocol.md), `cpp/core`",
+            "Horovod's background thread, [the protocol](../protocol.md), `cpp/core`",
         ),
         (
             "Algorithm 2: late gradients are added to the next, sums are divided by P (section 5)",
-            "`hvd.DistributedOptimizer(sync=...)`, [policies](policies.md)",
+            "`hvd.DistributedOptimizer(sync=...)`, [policies](../policies.md)",
         ),
         (
             "Overwritten results, and models synchronised every few epochs (sections 4.1.1, 5)",

@@ -105,7 +105,7 @@ class Experiment:
 
     @property
     def file(self) -> Path:
-        """Where the figures are kept from which docs/papers.md is made."""
+        """Where the figures are kept from which the pages in docs/papers are made."""
         return RESULTS / f"{self.paper}.{self.name}.json"
 
     def save(self, outcome: Outcome) -> None:
@@ -143,6 +143,7 @@ class Paper:
     Attributes:
         key: on the command line; the name of its file in this folder.
         name: as it is called in the documents.
+        idea: what it is about, in a sentence of Markdown that docs/papers.md has.
         citation: in Markdown.
         implemented: what of it is where: pairs of a subject and a place.
         differs: what is otherwise here than there, and why: sentences.
@@ -152,6 +153,7 @@ class Paper:
 
     key: str
     name: str
+    idea: str
     citation: str
     implemented: tuple[tuple[str, str], ...]
     differs: tuple[str, ...]

@@ -12,6 +12,7 @@ from experiment import Experiment, Paper, Refusal
 PAPER = Paper(
     key="mg_wfbp",
     name="MG-WFBP",
+    idea="gradients merged into fewer messages by a plan: [`MergedGradients`](tuning.md#merged-gradients)",
     citation=(
         "Shaohuai Shi, Xiaowen Chu, Bo Li: *MG-WFBP: Merging Gradients Wisely for Efficient Communication in "
         "Distributed Deep Learning*, IEEE TPDS 2021 ([arXiv:1912.09268](https://arxiv.org/abs/1912.09268)), which extends "
@@ -26,12 +27,12 @@ PAPER = Paper(
         ),
         (
             "Algorithm 2: times of backward measured (section 5.1), one plan for all, one buffer for all (section 5.3)",
-            "`horovod_partial/merging`, [merged gradients](tuning.md#merged-gradients)",
+            "`horovod_partial/merging`, [merged gradients](../tuning.md#merged-gradients)",
         ),
         ("a + b M fitted to measured messages (sections 2.5, 6.2)", "`horovod_partial.merging.MessageCost.fit`"),
         (
             "Costs of reductions (table 2)",
-            "`horovod_partial.insight.simulate.Cluster.cost`, [the simulator](simulator.md)",
+            "`horovod_partial.insight.simulate.Cluster.cost`, [the simulator](../simulator.md)",
         ),
         ("Simulation of traces (section 6.4)", "`horovod_partial.insight.simulate`, `benchmarks/traces`"),
     ),

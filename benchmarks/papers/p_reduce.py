@@ -9,6 +9,7 @@ from experiment import Experiment, Paper, Refusal
 PAPER = Paper(
     key="p_reduce",
     name="P-Reduce",
+    idea="averages of models among the ranks that are ready first: [`PartialReduce`](models.md#partialreduce)",
     citation=(
         "X. Miao, X. Nie, Y. Shao, Z. Yang, J. Jiang, L. Ma, B. Cui: *Heterogeneity-Aware Distributed Machine Learning "
         "Training via Partial Reduce*, SIGMOD 2021. Its full text could not be had: what is here follows the abstract, "
@@ -17,7 +18,7 @@ PAPER = Paper(
     implemented=(
         (
             "Algorithm 2: a local step, then an average with the first P ranks that are ready",
-            "`hvd.PartialReduce(size)`, `hvd.average`, [averages of models](models.md#partialreduce)",
+            "`hvd.PartialReduce(size)`, `hvd.average`, [averages of models](../models.md#partialreduce)",
         ),
         ("The controller's queue, and groups that mix", "`cpp/core/groups/ready_groups.cc`"),
         ("No model passes through the controller", "it is Horovod's negotiation; groups reduce among themselves"),

@@ -23,6 +23,7 @@ _TIMES = (
 PAPER = Paper(
     key="wagma_sgd",
     name="WAGMA-SGD",
+    idea="averages of models in small groups that change, which do not wait either: [`GroupAverage`](models.md#groupaverage)",
     citation=(
         "Shigang Li, Tal Ben-Nun, Giorgi Nadiradze, Salvatore Di Girolamo, Nikoli Dryden, Dan Alistarh, Torsten "
         "Hoefler: *Breaking (Global) Barriers in Parallel Stochastic Optimization with Wait-Avoiding Group "
@@ -31,7 +32,7 @@ PAPER = Paper(
     implemented=(
         (
             "Wait-avoiding group allreduce (section 3.1)",
-            "`hvd.average`, [averages of models](models.md), `cpp/core`",
+            "`hvd.average`, [averages of models](../models.md), `cpp/core`",
         ),
         ("Dynamic groups (section 3.2, algorithm 1)", "`hvd.Butterfly(size)`"),
         ("Algorithm 2, with S of the square root of P and tau of 10", "`hvd.GroupAverage()`"),

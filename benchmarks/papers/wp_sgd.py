@@ -13,6 +13,7 @@ _STAND_IN = (
 PAPER = Paper(
     key="wp_sgd",
     name="WP-SGD",
+    idea="averages of models weighted by the work of each rank: [`WeightedAverage`](models.md#weightedaverage)",
     citation=(
         "D. Cheng, S. Li, Y. Zhang: *WP-SGD: Weighted parallel SGD for distributed unbalanced-workload training system*, "
         "Journal of Parallel and Distributed Computing 2020, "
@@ -26,7 +27,7 @@ PAPER = Paper(
         ),
         (
             "Averages after every s steps of the fastest (section 5.1)",
-            "`hvd.WeightedAverage(period)`, `cpp/core/groups/periods.h`",
+            "`hvd.WeightedAverage(period)`, `cpp/core/groups/weights.h`",
         ),
         (
             "Tests: is an average useful (equation 24), do periods converge (section 5.1)",

@@ -47,7 +47,6 @@ void CycleRecord::Decided(const std::vector<Closing>& closings, const Coordinati
     recording::DecidedRound round{
         closing.round, now, NameOf(closing.reason), policy.quorum, closing.gradients(), {}, {}};
     if (policy.rule == Policy::Rule::kReady) round.quorum = policy.group_size;
-    if (policy.rule == Policy::Rule::kAuto) round.quorum = closing.quorum;
     for (std::size_t rank = 0; rank < closing.contributions.size(); ++rank) {
       const auto& contribution = closing.contributions[rank];
       if (contribution.fresh) continue;

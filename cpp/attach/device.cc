@@ -47,15 +47,6 @@ int DefaultDevice([[maybe_unused]] int local_rank) {
 #endif
 }
 
-void CopyToHost(int device, void* target, const void* source, std::size_t bytes) {
-  if (device == Memory::kHost) return Memory::Host().Copy(target, source, bytes);
-#if HAVE_CUDA
-  CopyFromCuda(device, target, source, bytes);
-#else
-  Refuse(device);
-#endif
-}
-
 std::unique_ptr<Stream> StreamOf(int device, [[maybe_unused]] std::uintptr_t handle) {
   if (device == Memory::kHost) return std::make_unique<HostStream>();
 #if HAVE_CUDA

@@ -20,9 +20,6 @@ Memory& SpareMemoryOf(int device);
 // Returns the device for the zeros of a rank that has no bucket on a GPU yet. Assumes one GPU for each local rank.
 int DefaultDevice(int local_rank);
 
-// Copies from a device to the host, and returns when the copy is done.
-void CopyToHost(int device, void* target, const void* source, std::size_t bytes);
-
 // A framework's stream on a device. Any thread may use it. A stream of the host has no queue: each call acts at once.
 class Stream {
  public:

@@ -9,7 +9,6 @@
 
 #include "attach/gloo_group.h"
 #include "attach/horovod.h"
-#include "core/groups/group_cache.h"
 #include "core/groups/groups.h"
 #include "core/rounds/message.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "attach/horovod.h"
-#include "core/values/buffer.h"
+#include "core/values/memory.h"
 #include "core/values/dtype.h"
 
 namespace horovod_partial::attach {

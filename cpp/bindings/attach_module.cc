@@ -118,21 +118,15 @@ std::optional<std::pair<int, int>> NextMicroBatch(const std::string& library, st
 }
 
 // Takes the results that this rank has missed, and returns nothing if it has missed none. `pointer` has room for the
-// whole bucket: on the bucket's device, or with `to_host` on the host.
+// whole bucket, on the bucket's device.
 std::optional<Handle> Collect(const std::string& library, std::int32_t process_set, const std::string& name,
-                              std::uintptr_t pointer, bool to_host) {
+                              std::uintptr_t pointer) {
   py::gil_scoped_release release;
   auto session = attach::FindSession(library, process_set);
   auto bucket = session == nullptr ? nullptr : session->engine().Find(name);
   if (bucket == nullptr) return std::nullopt;
-  void* const target = reinterpret_cast<void*>(pointer);
-  const auto config = Engine::ConfigOf(bucket);
-  const int device = config->memory->device();
-  Buffer there;
-  if (to_host && device != Memory::kHost) there.Reserve(config->bytes(), *config->memory);
-  auto operation = session->engine().Collect(bucket, there.size() > 0 ? there.data() : target);
+  auto operation = session->engine().Collect(bucket, reinterpret_cast<void*>(pointer));
   if (operation == nullptr) return std::nullopt;
-  if (there.size() > 0) attach::CopyToHost(device, target, there.data(), there.size());
   return Handle(std::move(session), std::move(bucket), std::move(operation));
 }
 
@@ -380,7 +374,7 @@ PYBIND11_MODULE(_attach, m) {
       released, library, process_set, name, py::arg("config"));
   m.def("next_micro_batch", &NextMicroBatch, library, process_set, names, py::arg("begins"), py::arg("waits"),
         py::arg("drainings"));
-  m.def("collect", &Collect, library, process_set, name, py::arg("pointer"), py::kw_only(), py::arg("to_host") = false);
+  m.def("collect", &Collect, library, process_set, name, py::arg("pointer"));
   m.def("needed_libraries", [](const std::string& library) { return attach::Library(library).Needed(); }, library);
   m.def("generation", &attach::Generation, released, library);
   m.def(

@@ -28,11 +28,6 @@ inline pybind11::dict Describe(const BucketStatistics& statistics) {
   result["gradients"] = statistics.gradients;
   result["fresh"] = statistics.fresh;
   result["staleness"] = staleness;
-  pybind11::list quorums;
-  for (const auto& change : statistics.quorums)
-    quorums.append(
-        pybind11::make_tuple(change.round, change.quorum, NamesOf(change.why)[static_cast<std::size_t>(change.why)]));
-  result["quorums"] = quorums;
   return result;
 }
 

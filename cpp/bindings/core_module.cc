@@ -5,16 +5,14 @@
 #include "bindings/conversions.h"
 #include "bindings/fields.h"
 #include "bindings/simulator_bindings.h"
-#include "core/groups/periods.h"
 #include "core/groups/schedule.h"
 #include "core/groups/weights.h"
 #include "core/merging/merging_plan.h"
 #include "core/merging/packing.h"
-#include "core/quorum/auto_quorum.h"
 #include "core/quorum/policy.h"
 #include "core/rounds/bucket_spec.h"
 #include "core/slowness/slow_ranks.h"
-#include "core/values/names.h"
+#include "core/values/fields.h"
 
 namespace py = pybind11;
 using namespace horovod_partial;
@@ -72,19 +70,6 @@ PYBIND11_MODULE(_core, m) {
       py::arg("plan"), py::arg("ready"), py::arg("bytes"), py::arg("latency"), py::arg("seconds_per_byte"));
 
   BindSimulator(m);
-
-  py::class_<AutoQuorum>(m, "AutoQuorum")
-      .def(py::init<int, const Policy&>(), py::arg("size"), py::arg("policy"))
-      .def(
-          "arrive", [](AutoQuorum& self, Rank rank, double at) { self.Arrive(rank, Seconds(at), 1, false); },
-          py::arg("rank"), py::arg("at_seconds"))
-      .def(
-          "close",
-          [](AutoQuorum& self, const std::vector<bool>& on_time, double now) { self.Close(on_time, Seconds(now)); },
-          py::arg("on_time"), py::arg("now_seconds"))
-      .def(
-          "ended", [](AutoQuorum& self, double now) { self.Ended(Seconds(now)); }, py::arg("now_seconds"))
-      .def_property_readonly("quorum", &AutoQuorum::quorum);
 
   BindFields<Slowness>(m, "Slowness").def("describe", &Slowness::Describe);
   py::class_<SlowRanks>(m, "SlowRanks")

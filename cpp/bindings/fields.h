@@ -13,7 +13,6 @@
 
 #include "bindings/conversions.h"
 #include "core/values/fields.h"
-#include "core/values/names.h"
 
 namespace horovod_partial {
 

@@ -11,7 +11,7 @@
 #include "bindings/conversions.h"
 #include "core/quorum/policy.h"
 #include "core/rounds/bucket_spec.h"
-#include "core/values/names.h"
+#include "core/values/fields.h"
 #include "simulator/job.h"
 #include "simulator/shared_job.h"
 

@@ -64,7 +64,6 @@ std::optional<TakenRounds> Families::TakeRound(const std::vector<Member>& family
   const BeingTaken being_taken(buckets);  // its destructor lets results be added up again, also after an exception
   taken.rounds = RoundsToTake(buckets, true);
   if (taken.rounds == 0) return std::nullopt;
-  Round newest = -1;
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     SharedBucket& bucket = *buckets[i];
     Calls calls;
@@ -79,10 +78,7 @@ std::optional<TakenRounds> Families::TakeRound(const std::vector<Member>& family
     } catch (const std::exception& error) {  // an error leaves the family's buckets at different rounds
       bucket.FailAndThrow(error, calls);
     }
-    newest = bucket.core.taken() - 1;
   }
-  if (auto* recorder = surroundings_.Recording())
-    recorder->Applied(buckets.front()->label(), Now(), newest, taken.rounds, taken.gradients);
   if (taken.rounds > 1 && !has_warned_.exchange(true)) {
     Log(LogLevel::kWarning, surroundings_.rank,
         "this rank was blocked, in a collective of Horovod's or a wait for another optimizer, while others trained: " +

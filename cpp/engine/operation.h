@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/rounds/bucket.h"
-#include "core/values/buffer.h"
+#include "core/values/memory.h"
 #include "core/values/types.h"
 
 namespace horovod_partial {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "core/watch/beat.h"
+#include "core/watch/activity.h"
 
 namespace horovod_partial::heartbeat {
 

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/watch/beat.h"
+#include "core/watch/activity.h"
 #include "core/watch/heartbeats.h"
 #include "core/watch/slow_watch.h"
 #include "core/watch/stalls.h"

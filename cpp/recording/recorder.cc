@@ -119,7 +119,7 @@ std::string Recorder::TakeLines() {
   const std::string buckets = buckets_.TakeLine();
   known_buckets_ += buckets;
   std::string lines = buckets;
-  for (Table* table : {&arrivals_, &results_, &waits_, &applied_, &handed_, &reductions_, &rounds_, &processor_, &end_})
+  for (Table* table : {&arrivals_, &results_, &waits_, &handed_, &reductions_, &rounds_, &processor_, &end_})
     lines += table->TakeLine();
   return lines;
 }
@@ -182,12 +182,6 @@ void Recorder::WaitedForHorovod(Time begin, Time end) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (watches_) timer_.Waited(begin, end, false);
   if (records_) waits_.Add(std::int64_t{-1}, Micros(begin), Micros(end));
-}
-
-void Recorder::Applied(const BucketLabel& bucket, Time time, Round round, int rounds, int gradients) {
-  if (!records_) return;
-  std::lock_guard<std::mutex> lock(mutex_);
-  applied_.Add(NumberOf(bucket), Micros(time), round, std::int64_t{rounds}, std::int64_t{gradients});
 }
 
 void Recorder::Handed(Time time, std::int64_t tensors) {

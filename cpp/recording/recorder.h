@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -19,10 +21,33 @@
 #include "core/slowness/step_timer.h"
 #include "core/values/types.h"
 #include "recording/segments.h"
-#include "recording/step_counter.h"
 #include "recording/table.h"
 
 namespace horovod_partial::recording {
+
+// A tensor name that comes again begins the next step. Not thread-safe.
+class StepCounter {
+ public:
+  // Returns the number of the step, from 0, in which all tensors of these names are reduced.
+  std::int64_t Count(const std::vector<std::string>& names) {
+    std::vector<std::size_t> hashes;  // if two names have one hash, a step begins too early, but nothing worse happens
+    for (const std::string& name : names) hashes.push_back(std::hash<std::string>{}(name));
+    const bool is_full = seen_.size() >= kMostNames;
+    if (is_full ||
+        std::any_of(hashes.begin(), hashes.end(), [this](std::size_t hash) { return seen_.count(hash) > 0; })) {
+      seen_.clear();
+      ++step_;
+    }
+    seen_.insert(hashes.begin(), hashes.end());
+    return step_;
+  }
+
+ private:
+  // The largest number of names in a step. It bounds the memory if a program gives each operation a new name.
+  static constexpr std::size_t kMostNames = 1 << 20;
+  std::unordered_set<std::size_t> seen_;
+  std::int64_t step_ = 0;
+};
 
 // What a recording says of a bucket.
 struct BucketLabel {
@@ -104,7 +129,6 @@ class Recorder {
   void Waited(const BucketLabel& bucket, Time begin, Time end);
   // Records a wait for an operation of Horovod's own.
   void WaitedForHorovod(Time begin, Time end);
-  void Applied(const BucketLabel& bucket, Time time, Round round, int rounds, int gradients);
   void Handed(Time time, std::int64_t tensors);
   void Reduced(const Reduction& reduction);
   void Decided(const BucketLabel& bucket, const DecidedRound& round);
@@ -142,7 +166,6 @@ class Recorder {
   Table arrivals_{"arrivals", {"step", "bucket", "time"}};
   Table results_{"results", {"bucket", "time", "round", "late", "staleness", "fresh", "gradients"}};
   Table waits_{"waits", {"bucket", "begin", "end"}};
-  Table applied_{"applied", {"bucket", "time", "round", "rounds", "gradients"}};
   Table handed_{"handed", {"time", "tensors"}};
   Table reductions_{"reductions", {"sequence", "process_set", "step", "begin", "end", "tensors", "bytes", "everyone"}};
   Table rounds_{"rounds", {"bucket", "round", "time", "reason", "quorum", "gradients", "missing", "delivered"}};

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/groups/periods.h"
+#include "core/groups/weights.h"
 #include "core/merging/merging_plan.h"
 #include "core/quorum/policy.h"
 #include "core/rounds/bucket.h"

@@ -12,7 +12,6 @@ from horovod.common.process_sets import ProcessSet
 from horovod_partial import policies
 from horovod_partial.checks import is_flag, is_int, is_number, require, require_count
 from horovod_partial.policies import (
-    Auto,
     GradientPolicy,
     LateGradients,
     ModelPolicy,
@@ -25,16 +24,7 @@ from horovod_partial.settings import settings
 
 
 def is_average(op: int, average: int, total: int) -> bool:
-    """Return whether a partial collective averages; otherwise it sums.
-
-    Args:
-        op: the operation that the user asked for.
-        average: the number of the framework's `hvd.Average`.
-        total: the number of the framework's `hvd.Sum`.
-
-    Raises:
-        ValueError: `op` is neither `hvd.Average` nor `hvd.Sum`.
-    """
+    """Return whether `op` is `average` and not `total`, the framework's numbers. Any other `op` raises ValueError."""
     if op not in (average, total):
         raise ValueError(
             "partial collectives reduce with op=hvd.Average or hvd.Sum; use sync=hvd.Full() for the others"
@@ -43,11 +33,7 @@ def is_average(op: int, average: int, total: int) -> bool:
 
 
 def check_sampler(batch_size: Any, shuffle: Any, drop_last: Any, process_set: Any) -> None:
-    """Check the arguments that samplers have in common.
-
-    Raises:
-        ValueError: an argument is wrong.
-    """
+    """Check the arguments of all samplers. Raises ValueError if one is wrong."""
     require_count("batch_size", batch_size, 1)
     for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
         require(is_flag(flag), name, "True or False", flag)
@@ -56,14 +42,9 @@ def check_sampler(batch_size: Any, shuffle: Any, drop_last: Any, process_set: An
 
 
 def of_allreduce(sync: Policy | str | None, arguments: Mapping[str, Any]) -> GradientPolicy:
-    """Return the policy for `hvd.partial_allreduce`, from the user's arguments.
+    """Return the policy for `hvd.partial_allreduce`. None takes that of `HOROVOD_PARTIAL_SYNC`.
 
-    Args:
-        sync: the policy that the user gave: a policy, its text, or None for that of `HOROVOD_PARTIAL_SYNC`.
-        arguments: all other arguments of the user, by name.
-
-    Raises:
-        ValueError: `sync` averages models, or an argument is wrong.
+    Raises ValueError if `sync` averages models, or one of the other `arguments` is wrong.
     """
     check_kinds(arguments)
     policy = policies.resolve(sync, settings().sync)
@@ -73,21 +54,16 @@ def of_allreduce(sync: Policy | str | None, arguments: Mapping[str, Any]) -> Gra
 
 
 def of_average(policy: ModelPolicy | str, steps: Any) -> ModelPolicy:
-    """Return the policy for `hvd.average`, from the user's arguments.
+    """Return the policy for `hvd.average`, from the user's arguments. `steps` is None if the user gave none.
 
-    Args:
-        policy: the policy that the user gave, or its text.
-        steps: the steps that the user gave; None if there are none.
-
-    Raises:
-        ValueError: the policy does not average models, or has fields that only an optimizer understands; or `steps` is
-            missing, is not wanted, or is not a number of steps.
+    Raises ValueError if the policy averages no models, or has fields for optimizers only, or if `steps` is missing, not
+    wanted, or not a number of steps.
     """
     chosen = policies.parse(policy) if isinstance(policy, str) else policy
     if not isinstance(chosen, ModelPolicy):
         raise ValueError(f"policy must be one that averages models, such as hvd.GroupAverage(), not {policy!r}")
     given = {field.name for field in fields(chosen) if getattr(chosen, field.name) != field.default}
-    for_optimizers = sorted(given & {"average", "overlap", "slow_momentum"})
+    for_optimizers = sorted(given & {"average", "overlap"})
     if for_optimizers:
         raise ValueError(
             f"{', '.join(for_optimizers)} of a policy cannot be used with hvd.average, only with an optimizer"
@@ -105,8 +81,7 @@ def warn_of_late_gradients(policy: Policy, optimizer: Any) -> None:
     Must be called directly by the function that the user calls, so that the warning names the user's line.
     """
     kinds = {kind.__name__ for kind in type(optimizer).__mro__} & {"Adam", "AdamW", "Muon"}
-    goes_down_to_one = isinstance(policy, Auto) and policy.min_quorum == 1 and not policy.is_share
-    if kinds and (isinstance(policy, Solo) or goes_down_to_one):
+    if kinds and isinstance(policy, Solo):
         warnings.warn(
             f"{type(optimizer).__name__} under {policy!r}: most gradients may be late, which may cost more than it gains. A Transformer "
             "in our benchmarks was better under Full() with fewer steps, in the same time. Compare it with hvd.WorkSharing(), "
@@ -116,11 +91,7 @@ def warn_of_late_gradients(policy: Policy, optimizer: Any) -> None:
 
 
 def check_compression(compression: Any) -> None:
-    """Check the argument `compression` of an optimizer.
-
-    Raises:
-        ValueError: `compression` lacks a method `compress` or `decompress`.
-    """
+    """Raise a ValueError if an optimizer's `compression` lacks a method `compress` or `decompress`."""
     if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
         raise ValueError(
             f"compression must be one of hvd.Compression, or a class with compress and decompress, not {compression!r}"
@@ -170,10 +141,9 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_kinds(arguments: Mapping[str, Any]) -> None:
-    """Check the types of arguments. This also finds a policy that was passed by position in place of another argument.
+    """Check the types of arguments. A wrong type raises ValueError.
 
-    Raises:
-        ValueError: an argument has a wrong type.
+    This also finds a policy that was passed by position in place of another argument.
     """
     for name, value in arguments.items():
         fits, allowed = _KINDS.get(name, (None, ""))
@@ -187,10 +157,8 @@ def check_kinds(arguments: Mapping[str, Any]) -> None:
 def with_num_groups(groups: Any, num_groups: int) -> Any:
     """Return `groups`, or Horovod's deprecated argument `num_groups` if only that is given. Warns of `num_groups`.
 
-    Must be called directly by the function that the user calls, so that the warning names the user's line.
-
-    Raises:
-        ValueError: `num_groups` is not an int of 0 or more.
+    Must be called directly by the function that the user calls, so that the warning names the user's line. Raises
+    ValueError unless `num_groups` is an int of 0 or more.
     """
     require(is_int(num_groups) and num_groups >= 0, "num_groups", "an int, 0 or more", num_groups)
     if num_groups == 0:
@@ -204,11 +172,7 @@ def with_num_groups(groups: Any, num_groups: int) -> Any:
 
 
 def check_gradient_arguments(arguments: dict[str, Any]) -> None:
-    """Check the arguments of a Keras optimizer or a gradient tape. Errors have Horovod's texts.
-
-    Raises:
-        ValueError: an argument is wrong.
-    """
+    """Check the arguments of a Keras optimizer or a gradient tape. Raises ValueError with Horovod's texts."""
     check_compression(arguments["compression"])
     groups = arguments["groups"]
     if groups is not None and not (isinstance(groups, list) or groups > 0):
@@ -230,16 +194,10 @@ def warn_of_sums(policy: Policy) -> None:
 
 
 def refuse_about_gradients(policy: ModelPolicy, arguments: dict[str, Any], *, uncompressed: Any, average: int) -> None:
-    """Refuse arguments that have no meaning under a policy of models.
+    """Raise a ValueError if an argument about gradients differs from its default, because `policy` averages models.
 
-    Args:
-        policy: the policy.
-        arguments: the user's arguments of an optimizer, by name. Arguments that a framework lacks may be left out.
-        uncompressed: the framework's `hvd.Compression.none`.
-        average: the number of the framework's `hvd.Average`.
-
-    Raises:
-        ValueError: an argument about gradients differs from its default.
+    A framework may lack some `arguments`. `uncompressed` and `average` are the framework's `hvd.Compression.none` and
+    `hvd.Average`.
     """
     left_alone = {
         "compression": uncompressed,

@@ -10,15 +10,10 @@ def plan(
 ) -> list[list[int]]:
     """Pack gradients into buckets in reverse order of the model, which is the order of backward.
 
-    Args:
-        kinds: the kind of each gradient, such as its dtype, in the order of the model. A bucket has one kind.
-        sizes: the size of each gradient, in bytes.
-        groups: buckets that the user has asked for, as positions. A group of several kinds becomes several buckets. The
-            remaining gradients are packed by size.
-        bucket_bytes: a bucket takes no further gradient once it has reached this size, in bytes.
-
-    Returns:
-        The positions of the gradients in each bucket.
+    `kinds` (such as dtypes) and `sizes` (in bytes) have the order of the model. A bucket has one kind. `groups` are
+    buckets of the user's choice, as positions; a group of several kinds becomes several buckets. The remaining
+    gradients are packed by size: a bucket takes no further gradient once it has reached `bucket_bytes`. Returns the
+    positions of the gradients in each bucket.
     """
     remaining = list(range(len(kinds)))
     buckets: list[list[int]] = []

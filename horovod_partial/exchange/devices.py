@@ -11,12 +11,9 @@ from horovod_partial.settings import settings
 def gpu_refusal(tensors: str, advice: str, horovod: ModuleType, *, experimental: bool = False) -> str:
     """Return why this process cannot reduce tensors on a GPU; an empty text if it can.
 
-    Args:
-        tensors: words for the refused tensors, for the message.
-        advice: what the user should do instead, for the message.
-        horovod: Horovod's module of the framework, with `cuda_built` and `nccl_built`.
-        experimental: whether this framework has never been tried on a GPU with this package. Then a setting must allow
-            it.
+    In the text, `tensors` are words for the refused tensors, and `advice` says what to do instead. `horovod` is
+    Horovod's module of the framework, with `cuda_built` and `nccl_built`. Nobody has tried an `experimental` framework
+    on a GPU, so a setting must allow it.
     """
     if experimental and not settings().experimental_gpu:
         return (

@@ -38,10 +38,7 @@ class Functions(NamedTuple):
 
 
 class VariablesState(ObjectState):  # type: ignore[misc]
-    """The state of an elastic job: variables and further properties that all ranks share.
-
-    Each framework has a subclass that sets `functions`.
-    """
+    """The state of an elastic job: variables and properties in common. Each framework's subclass sets `functions`."""
 
     functions: Functions
 

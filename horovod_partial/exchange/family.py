@@ -11,13 +11,7 @@ from horovod_partial.runtime.runtime import Runtime
 
 
 class Family:
-    """The buckets of one optimizer's gradients, in one generation. Implements `horovod_partial.runtime.healing.Trained`.
-
-    Args:
-        runtime: the framework's runtime.
-        process_set: the ranks that take part.
-        names: the names of the buckets, the same on every rank.
-    """
+    """An optimizer's buckets in one generation, with equal names on all ranks. Implements `runtime.healing.Trained`."""
 
     def __init__(self, runtime: Runtime, process_set: ProcessSet, names: Iterable[str]) -> None:
         self.names = list(names)

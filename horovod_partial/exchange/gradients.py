@@ -19,7 +19,7 @@ from horovod_partial import _attach, _core
 from horovod_partial.exchange import bucket_plan
 from horovod_partial.exchange.arguments import is_average
 from horovod_partial.exchange.family import Family
-from horovod_partial.policies import Full, Policy, SharedUpdates
+from horovod_partial.policies import Full, LateGradients, Policy, SharedUpdates
 from horovod_partial.runtime import bucket_config, healing
 from horovod_partial.runtime.runtime import Runtime
 from horovod_partial.runtime.tenure import Tenure
@@ -60,13 +60,8 @@ Apply = Callable[[list[Any], list[Any], Any], None]
 class StepApplier(ABC):
     """Applies the rounds of an exchange's gradients. Implements `horovod_partial.runtime.appliers.Applier`.
 
-    Flushes use this object as long as the exchange exists.
-
-    Args:
-        exchange: the exchange that combines the gradients.
-        family: the buckets of the gradients.
-        variables: the variables, in the order of the gradients.
-        apply: applies the gradients of a round.
+    Flushes use this object as long as the exchange exists. The variables have the order of the gradients. `apply`
+    applies the gradients of one round.
     """
 
     is_under_way = False  # no gradients wait for a step: `apply_combined` combines and applies them in one call
@@ -118,18 +113,13 @@ class GradientExchange(ABC):
     Under `Full` Horovod itself combines the gradients, tensor by tensor. Under a partial policy gradients are packed
     into buckets, in reverse order of the variables; all tensors in a bucket have the same dtype.
 
-    Args:
-        name: prefix of the names of tensors and buckets.
-        sync: the policy.
-        arguments: arguments of Horovod's optimizer (`compression`, `sparse_as_dense`, `op`, `gradient_predivide_factor`,
-            `groups`, `process_set`, `device_dense`, `device_sparse`, `scale_local_gradients`).
-        replays: whether missed rounds can be applied one by one.
-        skips_nonfinite: whether every rank skips rounds with gradients that are not finite. Then late gradients travel
-            even if they are not finite, and under a partial policy gradients travel without the loss scale.
-        owner: the buckets end when this object is gone. None keeps them for any user of the same variables.
-        replica_of: returns, for the trained variables, the values that a flush compares with other ranks. None compares
-            nothing.
-        factor: what each result is multiplied with.
+    `name` is the prefix of the names of tensors and buckets. `arguments` are those of Horovod's optimizer
+    (`compression`, `sparse_as_dense`, `op`, `gradient_predivide_factor`, `groups`, `process_set`, `device_dense`,
+    `device_sparse`, `scale_local_gradients`). `replays` says whether missed rounds can be applied one by one. With
+    `skips_nonfinite` every rank skips rounds with gradients that are not finite. Then late gradients travel even if
+    they are not finite, and under a partial policy gradients travel without the loss scale. The buckets end when
+    `owner` is gone; None keeps them for any user of the same variables. `replica_of` returns, for the trained
+    variables, the values for a flush to compare; None compares nothing. `factor` multiplies each result.
     """
 
     average: int  # Horovod's number for the operation Average
@@ -157,6 +147,8 @@ class GradientExchange(ABC):
         self._sync = sync
         self._arguments = arguments
         self._local: set[int] = set()  # the numbers of variables whose gradients are not combined over the ranks
+        if isinstance(sync, LateGradients) and sync.missed == "latest":
+            raise ValueError(f"{sync!r} is for PyTorch, where it stands for eager-SGD as published: leave missed= out")
         predivide = arguments["gradient_predivide_factor"]
         if predivide != 1.0 and arguments["op"] != self.average:
             raise ValueError("gradient_predivide_factor not supported with op != Average")
@@ -166,11 +158,10 @@ class GradientExchange(ABC):
         self._options = {
             "prescale_factor": 1.0 / predivide,
             "postscale_factor": predivide * factor,
-            "missed": bucket_config.missed_by(sync, replays=replays),
+            "missed": "replay" if replays else "sum",
             "drop_nonfinite": not skips_nonfinite,
             "agreed": ("a loss scale",) if skips_nonfinite else (),
         }
-        self.replays = self._options["missed"] == "replay"
         self._appliers: dict[str, StepApplier] = {}  # for each prefix of buckets' names, the applier of their rounds
         self._bucket_spec()  # called to raise errors about wrong arguments now, not in the first step
 
@@ -208,16 +199,8 @@ class GradientExchange(ABC):
     def _apply_first(self, arrived: Any, apply: Callable[[list[Any], Any], None]) -> None:
         """Take the oldest round that has ended, if any. Call `apply` with its results and their number of gradients."""
 
-    @staticmethod
-    @abstractmethod
-    def _unless_empty(infos: list[Any], apply: Callable[[], None]) -> None:
-        """Call `apply`, unless the results in all buckets contain no gradient of any rank."""
-
     @abstractmethod
     def _bucket_names(self) -> Iterable[str]: ...
-
-    @abstractmethod
-    def _missed(self) -> list[tuple[Any, Any]]: ...
 
     def register_local(self, variable: Any) -> None:
         """Keep this variable's gradient on this rank; `scale_local_gradients` divides it by the number of ranks."""
@@ -243,23 +226,19 @@ class GradientExchange(ABC):
         return combined, infos
 
     def apply_combined(self, gradients: Sequence[Any], variables: Sequence[Any], apply: Apply) -> None:
-        """Combine the gradients of a step, and apply each round that has ended, oldest first.
+        """Combine the gradients of a step, and apply each round that has ended, oldest first. Gradients may be None.
 
-        A rank that is on time applies one round. Gradients that stay on this rank are applied with the first round.
-
-        Args:
-            gradients: the gradients of this rank; None where there is none.
-            variables: the variables of these gradients.
-            apply: is called for each round, on every rank.
+        Every rank calls `apply` for each round. A rank that is on time applies one round. Gradients that stay on this
+        rank are applied with the first round.
         """
         everything = list(variables)
         shared = [i for i, each in enumerate(everything) if gradients[i] is not None and not self.is_local(each)]
         travels = (
             not self._full and shared and self.process_set.included() and not self.runtime.is_alone(self.process_set)
         )
-        if not travels or not self.replays:
-            combined, infos = self(gradients, everything)
-            self._unless_empty(infos, lambda: apply(combined, everything, 1.0))
+        if not travels:
+            combined, _ = self(gradients, everything)
+            apply(combined, everything, 1.0)
             return
         combined = self._scaled_local(gradients, shared)
         trained = [everything[i] for i in shared]
@@ -349,18 +328,13 @@ class GradientExchange(ABC):
         wanted = [[self._number(variable) for variable in group] for group in groups]
         return [[positions[number] for number in group if number in positions] for group in wanted]
 
-    def flush(self) -> list[tuple[Any, Any]]:
-        """Deliver all late contributions, and apply the rounds that this rank has missed. Every rank must call this.
-
-        Without replay nothing is applied, but the sums of the missed gradients are returned, with their variables. Call
-        this in eager code.
-        """
+    def flush(self) -> None:
+        """Deliver all late contributions, and apply the rounds that this rank has missed. Every rank must call this."""
         if self._full:
-            return []
+            return
         for applier in self._appliers.values():
             applier.thread = threading.get_ident()
         self.runtime.flush(self.process_set.process_set_id)
-        return [] if self.replays else self._missed()
 
     @property
     def is_settled(self) -> bool:

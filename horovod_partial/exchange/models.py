@@ -29,10 +29,6 @@ class ModelExchange(ABC):
 
     Each framework has a subclass that sets `runtime` and packs the model. A model is a sequence of the framework's
     tensors or variables, in the same order on every rank.
-
-    Args:
-        policy: says what is averaged, and which ranks average.
-        process_set: the ranks that take part.
     """
 
     runtime: Runtime
@@ -41,7 +37,6 @@ class ModelExchange(ABC):
         self.name = self.signal_name = ""  # names of buckets for models and for ends of periods; "" before `use_name`
         self.policy = policy
         self.process_set = process_set
-        self._taken = 0  # the number of rounds that are over for this rank: it has their results, or will not take them
 
     def use_name(self, name: str) -> None:
         """Set the prefix of the buckets' names. Must be called first in each generation of Horovod."""
@@ -76,19 +71,6 @@ class ModelExchange(ABC):
     def rounds(self) -> int:
         """How many averages have been made in this generation of Horovod."""
         return self.runtime.taken(self.process_set.process_set_id, self.name)
-
-    def averages_all(self) -> bool:
-        """Return whether the next average of this rank is one over all ranks, for which all ranks wait.
-
-        If this rank has missed rounds under `GroupAverage`, the answer is False: its next arrival gets the results of
-        these rounds first.
-        """
-        if isinstance(self.policy, WeightedAverage):
-            return True
-        if not isinstance(self.policy, GroupAverage) or self.policy.period is None:
-            return False
-        round = self.rounds
-        return round == 0 or (round == self._taken and (round + 1) % self.policy.period == 0)
 
     def steps_to_average(self) -> int | None:
         """Count an optimizer's step. Returns None if no average is due, otherwise how many steps weigh the model."""
@@ -126,7 +108,6 @@ class ModelExchange(ABC):
             iteration = self.runtime.catch_up(process_set, self.name, 0)
             iterations = self._average_over_all(model, name, WeightedAverage(1, 1.0), iteration)
             self.runtime.catch_up(process_set, self.name, max(iterations))
-        self._taken = self.rounds
 
     def _signalled(self) -> int:
         """Return how many rounds have ended on this rank in the bucket whose rounds signal the ends of periods."""

@@ -24,12 +24,7 @@ class InstanceNames:
         self._instances: Counter[tuple[str, str]] = Counter()
 
     def new(self, prefix: str, alike: str) -> str:
-        """Return a new name for an optimizer.
-
-        Args:
-            prefix: the first part of the name.
-            alike: a text that describes the optimizer, the same on every rank. Optimizers with equal texts are numbered.
-        """
+        """Return a new name. `alike` describes the optimizer, the same on every rank; equal texts are numbered."""
         digest = hashlib.sha256(alike.encode()).hexdigest()[:8]
         with self._lock:
             if self._tenure.enter():

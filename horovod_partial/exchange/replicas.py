@@ -16,13 +16,8 @@ def digest(data: Any) -> str:
 def check_equal(hashes: Mapping[str, str], gather: Callable[[bytes], Sequence[bytes]], ranks: Iterable[int]) -> None:
     """Compare every rank's tensors with those of the first rank. All ranks must call this.
 
-    Args:
-        hashes: the hash of each tensor of this rank, by name. The first name that differs is reported.
-        gather: collects the bytes of all ranks, in the order of `ranks`.
-        ranks: the ranks that take part.
-
-    Raises:
-        AssertionError: tensors differ. Every rank raises it, with the first such tensor and the ranks where it differs.
+    `hashes` has the hash of each tensor, by name. `gather` collects the bytes of all ranks, in the order of `ranks`. If
+    tensors differ, every rank raises AssertionError, with the first such tensor and the ranks where it differs.
     """
     by_rank = _of_all_ranks(hashes, gather, ranks)
     differing = _differing(by_rank)
@@ -39,15 +34,9 @@ def check_equal(hashes: Mapping[str, str], gather: Callable[[bytes], Sequence[by
 def check_alike(kinds: Sequence[str], gather: Callable[[bytes], Sequence[bytes]], ranks: Iterable[int]) -> None:
     """Compare dtypes and shapes of variables over the ranks, before a broadcast. All ranks must call this.
 
-    Without this check a rank with an additional variable would wait for the other ranks for ever.
-
-    Args:
-        kinds: dtype and shape of each variable.
-        gather: collects the bytes of all ranks, in the order of `ranks`.
-        ranks: the ranks that take part.
-
-    Raises:
-        ValueError: variables differ. Every rank raises it, with the first such variable and the ranks where it differs.
+    Without this check a rank with an additional variable would wait for the other ranks for ever. `kinds` has dtype and
+    shape of each variable. `gather` collects the bytes of all ranks, in the order of `ranks`. If variables differ,
+    every rank raises ValueError, with the first such variable and the ranks where it differs.
     """
     by_rank = _of_all_ranks({str(index): kind for index, kind in enumerate(kinds)}, gather, ranks)
     differing = _differing(by_rank)

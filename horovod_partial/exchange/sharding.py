@@ -23,12 +23,9 @@ class Place(NamedTuple):
 class Shards(NamedTuple):
     """How the samples of a dataset are divided into micro-batches.
 
-    Attributes:
-        samples: how many samples the dataset has.
-        batch_size: samples in a micro-batch.
-        passes: micro-batches in an update for each rank, on average.
-        drop_last: whether an incomplete last update is left out. Otherwise it is filled with the epoch's first samples.
-        order: returns the samples of an epoch, in their order.
+    A micro-batch has `batch_size` samples. An update has `passes` micro-batches for each rank, on average. With
+    `drop_last` an incomplete last update is left out. Otherwise it is filled with the epoch's first samples. `order`
+    returns the samples of an epoch, in their order.
     """
 
     samples: int
@@ -38,11 +35,7 @@ class Shards(NamedTuple):
     order: Callable[[int], npt.NDArray[Any]]
 
     def check(self, seed: int, size: int) -> None:
-        """Check the user's arguments.
-
-        Raises:
-            ValueError: an argument is wrong, or with `drop_last` no update is left.
-        """
+        """Raise a ValueError if an argument of the user is wrong, or if `drop_last` leaves no update."""
         require(self.samples >= 1, "dataset", "of 1 sample or more", self.samples)
         require_count("backward_passes_per_step", self.passes, 1)
         require(is_int(seed), "seed", "an int", seed)
@@ -55,13 +48,9 @@ class Shards(NamedTuple):
 
 
 class Plan:
-    """Says which samples each micro-batch has, from a place in the data to the end of the epoch.
+    """Says which samples each micro-batch has, from `place` in the data to the end of the epoch, for `size` ranks.
 
-    Attributes:
-        place: where the plan begins.
-        size: the number of ranks that the plan was made for.
-        updates: how many updates the plan has until the epoch ends.
-        own: the numbers of this rank's micro-batches in each update.
+    The plan has `updates` updates. `own` has the numbers of this rank's micro-batches in each update.
     """
 
     def __init__(self, shards: Shards, place: Place, rank: int, size: int) -> None:
@@ -80,11 +69,7 @@ class Plan:
         return Place(epoch, update + updates, samples + updates * self._samples)
 
     def indices(self, update: int, number: int) -> list[int]:
-        """Return the indices of a micro-batch's samples in the dataset.
-
-        Raises:
-            IndexError: the plan has no such micro-batch.
-        """
+        """Return the indices of a micro-batch's samples in the dataset. Raises IndexError if the plan lacks it."""
         passes, batch_size = self._shards.passes, self._shards.batch_size
         number_of_update = update - self.place.update
         if not (0 <= number_of_update < self.updates and 0 <= number < passes * self.size):

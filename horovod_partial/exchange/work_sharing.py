@@ -84,11 +84,7 @@ class MicroBatchSharer(ABC):
         return begun is not None
 
     def _become_active(self) -> None:
-        """Make this the optimizer that gets micro-batches. Optimizers that had them before cannot take over again.
-
-        Raises:
-            ValueError: a later optimizer has taken over from this one.
-        """
+        """Make this the optimizer that gets micro-batches. Raises ValueError if a later one has taken over from it."""
         active = None if MicroBatchSharer._active is None else MicroBatchSharer._active()
         if active is self:
             return
@@ -136,14 +132,7 @@ class MicroBatchSharer(ABC):
 
 @dataclass(eq=False)
 class Updater:
-    """Applies updates under `hvd.WorkSharing`, in eager code.
-
-    Attributes:
-        take: returns the gradients of the next update, or None if it has none.
-        must_apply: returns whether there is another update to apply.
-        variables: the variables.
-        apply: applies the gradients of an update.
-    """
+    """Applies updates under `hvd.WorkSharing`, in eager code. `take` returns None for an update without gradients."""
 
     take: Callable[[], list[Any] | None]
     must_apply: Callable[[], bool]

@@ -27,13 +27,10 @@ from horovod_partial.policies import FOR_EVER, Full, ModelPolicy, Policy, Quorum
 class Cluster:
     """Links between ranks, and what reductions over them cost (MG-WFBP, IEEE TPDS 2021, section 2.5).
 
-    Attributes:
-        latency: the time of an empty message between two ranks, in seconds, 0 or more; the paper's alpha.
-        seconds_per_byte: the time that a link takes for a byte, in seconds, 0 or more; the paper's beta.
-        reduce_seconds_per_byte: the time to add a byte of one tensor to another, in seconds, 0 or more; the paper's gamma.
-        ranks_per_node: with `"hierarchical"`, how many ranks share a node and its link, 1 or more.
-        local_latency: with `"hierarchical"`, the `latency` within a node.
-        local_seconds_per_byte: with `"hierarchical"`, the `seconds_per_byte` within a node.
+    Times are in seconds, 0 or more. `latency` is the time of an empty message between two ranks, the paper's alpha.
+    `seconds_per_byte` is the time that a link takes for a byte, the paper's beta. `reduce_seconds_per_byte` is the time
+    to add a byte of one tensor to another, the paper's gamma. With `"hierarchical"`, `ranks_per_node` ranks, 1 or more,
+    share a node and its link, and `local_latency` and `local_seconds_per_byte` are those within a node.
     """
 
     latency: float
@@ -53,28 +50,19 @@ class Cluster:
     def fit_ring(cls, cost: MessageCost, ranks: int) -> Cluster:
         """Return a cluster on which an allreduce over a ring of `ranks` ranks has a given cost.
 
-        The time of additions is counted as time of the links.
-
-        Raises:
-            ValueError: `ranks` is below 2.
+        The time of additions is counted as time of the links. Raises ValueError if `ranks` is below 2.
         """
         if ranks < 2:
             raise ValueError(f"a fit needs 2 ranks or more, not {ranks}")
         return cls(cost.latency / (2 * (ranks - 1)), cost.seconds_per_byte * ranks / (2 * (ranks - 1)))
 
     def cost(self, algorithm: str, ranks: int) -> MessageCost:
-        """Return the cost of an allreduce among `ranks` ranks.
+        """Return the cost of an allreduce among `ranks` ranks, 1 or more; 1 costs nothing.
 
-        The formulas are those of table 2 in the paper on MG-WFBP (IEEE TPDS 2021), with whole numbers of steps.
-
-        Args:
-            algorithm: one of `ALGORITHMS`. `"hierarchical"` is not in the paper: it is a ring within each node, and a
-                ring of nodes in which the ranks of a node send their parts at the same time. The ranks fill one node
-                after another.
-            ranks: the number of ranks, 1 or more; 1 costs nothing.
-
-        Raises:
-            ValueError: the algorithm is unknown.
+        The formulas are those of table 2 in the paper on MG-WFBP (IEEE TPDS 2021), with whole numbers of steps. The
+        algorithm `"hierarchical"` is not in the paper: it is a ring within each node, and a ring of nodes in which the
+        ranks of a node send their parts at the same time. The ranks fill one node after another. Raises ValueError if
+        `algorithm` is not one of `ALGORITHMS`.
         """
         if algorithm not in _COSTS:
             raise ValueError(f"algorithm must be one of {', '.join(map(repr, ALGORITHMS))}, not {algorithm!r}")
@@ -197,9 +185,8 @@ class LogNormal:
 class RecordedSteps:
     """Makes steps differ in length as recorded ones do. The shortest one of all ranks counts as one without delay.
 
-    Attributes:
-        seconds: how long each rank computed in each step, above 0: a tuple for each step, all of one length.
-        resampled: whether steps are drawn at random, each with all its ranks. Otherwise they come in order, repeatedly.
+    `seconds` has a tuple for each step, all of one length: how long each rank computed, above 0. If `resampled`, steps
+    are drawn at random, each with all its ranks. Otherwise they come in order, repeatedly.
     """
 
     seconds: tuple[tuple[float, ...], ...]
@@ -218,10 +205,8 @@ class RecordedSteps:
     def load(cls, path: str | PathLike[str], *, resampled: bool = False) -> RecordedSteps:
         """Read a CSV file with the columns `step`, `rank` and `seconds`.
 
-        If a step of a rank has several lines, as with stages of a pipeline, the longest counts.
-
-        Raises:
-            ValueError: the file has other columns, a number is wrong, or a rank lacks a step.
+        If a step of a rank has several lines, as with stages of a pipeline, the longest counts. Raises ValueError if
+        the file has other columns, a number is wrong, or a rank lacks a step.
         """
         times: dict[int, dict[int, float]] = {}
         try:
@@ -255,11 +240,8 @@ def parse_delays(text: str) -> Delays | None:
     """Return the delays that a text names; None for `none`.
 
     Texts are such as `none`, `random:2:0.3`, `rotating:0:0.1:0.4`, `slow:3`, `log-normal:0.02[:1.3]`; and `steps:FILE`
-    or `resampled:FILE` for the steps of a recorded job.
-
-    Raises:
-        ValueError: the text names no delays, or the file holds no steps.
-        OSError: the file cannot be read.
+    or `resampled:FILE` for the steps of a recorded job. Raises ValueError if the text names no delays, or the file
+    holds no steps, and OSError if the file cannot be read.
     """
     kind, _, path = text.strip().partition(":")
     if kind.lower() in ("steps", "resampled") and path:
@@ -288,13 +270,7 @@ def parse_delays(text: str) -> Delays | None:
 
 @dataclass(frozen=True)
 class Gradient:
-    """The gradient of one parameter, in the trace of a simulated job.
-
-    Attributes:
-        name: the name of the parameter.
-        nbytes: the size of the gradient in bytes.
-        seconds: the time that backward takes for this gradient, after the gradient before.
-    """
+    """A parameter's gradient in the trace of a job. Backward takes `seconds` for it, after the gradient before."""
 
     name: str
     nbytes: int
@@ -305,10 +281,7 @@ class Gradient:
 class Trace:
     """The times and sizes of one step of a model on one rank.
 
-    Attributes:
-        name: the name of the model.
-        forward: seconds before backward begins, 0 or more.
-        gradients: the gradients in the order of backward, at least one.
+    Backward begins after `forward` seconds, 0 or more. `gradients` are in the order of backward, at least one.
     """
 
     name: str
@@ -331,10 +304,8 @@ class Trace:
     def recorded(cls, plan: MergingPlan) -> Trace:
         """Make a trace from the times that a training with merged gradients has measured.
 
-        All time of a step besides backward and the reductions counts as forward.
-
-        Raises:
-            ValueError: the gradients have several dtypes or devices; a trace can have only one.
+        All time of a step besides backward and the reductions counts as forward. Raises ValueError if the gradients
+        have several dtypes or devices, because a trace can have only one.
         """
         if any(later < earlier for earlier, later in itertools.pairwise(plan.ready)):
             raise ValueError("the plan's gradients have several dtypes or devices: a trace can have only one")
@@ -344,11 +315,7 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Trace:
-        """Read a file with a saved trace, or with a saved `MergingPlan`.
-
-        Raises:
-            ValueError: the file holds neither a trace nor a plan.
-        """
+        """Read a file with a saved trace, or with a saved `MergingPlan`. Raises ValueError if it holds neither."""
         document = documents.load(path, "trace")
         if isinstance(document, dict) and "messages" in document:
             return cls.recorded(MergingPlan.of_document(document, path))
@@ -359,10 +326,7 @@ class Trace:
         documents.save(self, path)
 
     def scaled(self, backward: float) -> Trace:
-        """Return the trace of the same model on a machine where backward takes `backward` seconds.
-
-        All other times change in proportion.
-        """
+        """Return the same model's trace if backward takes `backward` seconds. All other times change in proportion."""
         return self._times(backward / self.backward)
 
     def split(self, passes: int, seconds: float = 0.0) -> Trace:
@@ -407,23 +371,18 @@ class Trace:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a simulated job.
+    """The result of a simulated job. Times are in seconds.
 
-    Attributes:
-        iteration_time: the time of an iteration in seconds; the mean over ranks and iterations.
-        efficiency: the compute time of a step without delays, divided by `iteration_time`. This is the speed-up over
-            one rank, divided by the number of ranks.
-        messages: the number of messages in a step. Each has rounds of its own.
-        late: the share of arrivals that came too late for their round.
-        closed_by: the number of rounds of all messages by the reason why they closed (`docs/protocol.md`).
-        fresh_histogram: the number of rounds by the number of ranks that were on time.
-        staleness_histogram: the number of contributions by the number of rounds that the rank had missed before.
-        ends: when each step ended, in seconds, of the shape (iterations, ranks).
-        closed: when each round of a step's last message closed, in seconds; empty with `hvd.WorkSharing`.
-        quorums: with `hvd.Auto`, the quorums of a step's last message: the first round, the quorum, and the reason.
-        bound: with `hvd.WorkSharing`, the time of an iteration in seconds if the time of each micro-batch were known
-            before: the longest one goes first, to the rank that would end it first. If delays belong to ranks, no
-            schedule is better.
+    `iteration_time` is the mean over ranks and iterations. `efficiency` is the compute time of a step without delays,
+    divided by `iteration_time`. This is the speed-up over one rank, divided by the number of ranks. A step has
+    `messages` messages, each with rounds of its own. `late` is the share of late arrivals. `closed_by` counts the
+    rounds of all messages by the reason why they closed (`docs/protocol.md`), and `fresh_histogram` by the number of
+    ranks on time. `staleness_histogram` counts contributions by staleness. `ends` says when each step ended, of the
+    shape (iterations, ranks). `closed` says when each round of a step's last message closed; empty with
+    `hvd.WorkSharing`.
+
+    With `hvd.WorkSharing`, `bound` is the time of an iteration if the time of each micro-batch were known before: the
+    longest one goes first, to the rank that would end it first. If delays belong to ranks, no schedule is better.
     """
 
     iteration_time: float
@@ -435,7 +394,6 @@ class Result:
     staleness_histogram: dict[int, int]
     ends: NDArray[np.float64] = field(repr=False, compare=False)
     closed: NDArray[np.float64] = field(repr=False, compare=False)
-    quorums: list[tuple[int, int, str]] = field(default_factory=list)
     bound: float | None = None
 
     @property
@@ -470,36 +428,27 @@ def simulate(
     split: float = 0.0,
     delays_in: str = "each",
 ) -> Result:
-    """Run a job in simulated time.
+    """Run a job in simulated time: `ranks` ranks, 1 or more, take `iterations` steps, 1 or more, of `trace` each.
 
-    With `passes`, a step is the same work in several micro-batches, and its messages travel during the last one. Under
-    `hvd.WorkSharing()` the ranks share the micro-batches of an iteration, and the delay of a rank delays the
-    micro-batches that it makes.
+    With `passes`, 1 or more, a step is the same work in several micro-batches, and its messages travel during the last
+    one. Each micro-batch takes `split` seconds, 0 or more, in addition to its part of the step's compute. Under
+    `hvd.WorkSharing()` the ranks share the micro-batches of an iteration, `passes` per rank on average, and the delay
+    of a rank delays its micro-batches. With `delays_in="each"`, each of these takes 1 / `passes` of the delay more,
+    like on a slow machine. With `"first"`, the first one takes the whole delay, like after a hiccup.
 
-    Args:
-        trace: what each rank computes in a step.
-        policy: the policy, or its text. With a policy of gradients, messages travel during backward. With a policy of
-            models, the whole model travels after backward. With `overlap="gradient"` it travels during the next step.
-            `overlap=True` is simulated like False.
-        ranks: the number of ranks, 1 or more.
-        cluster: the cost of links.
-        algorithm: the algorithm of reductions, one of `ALGORITHMS`.
-        rule: one of `horovod_partial.merging.RULES`: says which gradients travel together, by the cost among all ranks.
-        iterations: the number of steps of each rank, 1 or more.
-        delays: a model of delays, or delays in seconds of the shape (iterations, ranks), which come before the compute
-            of a step. If the shape is (iterations, ranks, passes), delays belong to micro-batches: whichever rank makes
-            a micro-batch has its delay. This models samples of different lengths.
-        seed: seed of the delays.
-        cycle: the shortest time between two negotiations, in seconds; the default is Horovod's. With 0 a round closes
-            at the moment when its last rank arrives, but large jobs take long to simulate.
-        passes: micro-batches in a step per rank, on average, 1 or more: `backward_passes_per_step`.
-        split: how long each micro-batch takes in addition to its part of the step's compute, in seconds, 0 or more.
-        delays_in: where a rank's delay lies under `hvd.WorkSharing()`. With `"each"`, each micro-batch that it makes in
-            that iteration takes 1 / `passes` of the delay more, like on a slow machine. With `"first"`, its first
-            micro-batch takes the whole delay, like after a hiccup.
+    With a policy of gradients, messages travel during backward. With a policy of models, the whole model travels after
+    backward. With `overlap="gradient"` it travels during the next step. `overlap=True` is simulated like False.
 
-    Raises:
-        ValueError: an argument is out of range, or the delays have another shape.
+    `algorithm` is one of `ALGORITHMS`. `rule` is one of `horovod_partial.merging.RULES`, and decides by the cost among
+    all ranks which gradients travel together. `cycle` is the shortest time between two negotiations, in seconds; the
+    default is Horovod's. With 0 a round closes at the moment when its last rank arrives, but large jobs take long to
+    simulate.
+
+    `delays` is a model of delays with the seed `seed`, or delays in seconds of the shape (iterations, ranks), before
+    the compute of a step. If the shape is (iterations, ranks, passes), delays belong to micro-batches: whichever rank
+    makes a micro-batch has its delay. This models samples of different lengths.
+
+    Raises ValueError if an argument is out of range, or the delays have another shape.
     """
     policy = policies.resolve(policy, policy, shares_work=True)
     for name, value in (("ranks", ranks), ("iterations", iterations), ("passes", passes)):
@@ -549,7 +498,6 @@ def simulate(
         staleness_histogram=dict(sorted(staleness.items())),
         ends=ends,
         closed=np.array(figures["closed"]),
-        quorums=figures["messages"][-1]["quorums"],
     )
 
 

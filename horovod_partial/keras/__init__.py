@@ -29,6 +29,7 @@ from horovod_partial.keras.values import (
     broadcast_global_variables,
     reducescatter,
 )
+from horovod_partial.names import modules
 from horovod_partial.policies import *
 
 Adasum = backend.horovod.Adasum
@@ -123,3 +124,5 @@ __all__ = [
     "watch",
 ]
 __all__ += policies.__all__
+__getattr__ = policies.of_module(__name__)
+__dir__ = modules.listing(__all__)

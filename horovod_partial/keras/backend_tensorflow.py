@@ -36,10 +36,7 @@ def uncompiled(function: _F) -> _F:
 def when_it_runs(
     function: Callable[..., Any], *inputs: tf.Tensor, dtype: str = "int32", shape: Sequence[int] = ()
 ) -> Any:
-    """Call a function of tensors at once in eager code. In a graph, call it each time that the graph runs.
-
-    `dtype` and `shape` are those of the function's result.
-    """
+    """Call a function at once, or in a graph each time the graph runs. `dtype` and `shape` are those of its result."""
     if tf.executing_eagerly():
         return function(*inputs)
     return tf.ensure_shape(tf.py_function(function, inputs, tf.as_dtype(dtype)), shape)

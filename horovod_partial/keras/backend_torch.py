@@ -196,22 +196,8 @@ class GradientExchange(gradients.GradientExchange):
         if count:
             apply(arrived.results(), count)
 
-    @staticmethod
-    def _unless_empty(infos: list[Any], apply: Callable[[], None]) -> None:
-        if not infos or not all(info.empty for info in infos):
-            apply()
-
     def _bucket_names(self) -> Iterable[str]:
         return [name for step in self._steps.values() for name in step.family.names]
-
-    def _missed(self) -> list[tuple[Any, torch.Tensor]]:
-        missed: list[tuple[Any, torch.Tensor]] = []
-        for step in self._steps.values():
-            step.family.collect()
-            filled = {p for bucket in step.family.buckets if not bucket.empty for p in bucket.parameters}
-            results = zip(step.parameters, step.variables, step.results(), strict=True)
-            missed += [(variable, result) for parameter, variable, result in results if parameter in filled]
-        return missed
 
 
 class SharedGradients(GradientExchange):
@@ -292,11 +278,7 @@ def average_(
 
 
 def check_devices(**devices: str) -> None:
-    """Refuse arguments that name a device, because tensors are reduced on their own devices.
-
-    Raises:
-        ValueError: a device is given.
-    """
+    """Refuse device arguments with ValueError, because tensors are reduced on their own devices."""
     given = [name for name, device in devices.items() if device]
     if given:
         raise ValueError(

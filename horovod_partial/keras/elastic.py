@@ -29,14 +29,9 @@ class _StateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class CommitStateCallback(_StateCallback):
-    """Commit the state of an elastic job after every `batches_per_commit` batches, and after each epoch.
+    """Commit `state` (a `KerasState`) after every `batches_per_commit` batches (1 or more), and after each epoch.
 
-    Put this callback last.
-
-    Args:
-        state: a `KerasState`.
-        batches_per_commit: batches between two commits, 1 or more. They are counted from the begin of training, so that
-            all ranks commit together.
+    Batches are counted from the begin of training, so all ranks commit together. Put this callback last.
     """
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
@@ -57,13 +52,10 @@ class CommitStateCallback(_StateCallback):
 
 
 class UpdateBatchStateCallback(_StateCallback):
-    """Keep the number of the newest finished batch of the epoch in `state.batch`.
+    """Keep the number of the newest finished batch of the epoch in `state.batch`. `state` is a `KerasState`.
 
-    Unlike Horovod's callback, this one does not shorten the epoch after a restart, because Keras 3 counts the steps of an
-    epoch itself.
-
-    Args:
-        state: a `KerasState`.
+    Unlike Horovod's callback, this one does not shorten the epoch after a restart, because Keras 3 counts the steps of
+    an epoch itself.
     """
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -74,12 +66,9 @@ class UpdateBatchStateCallback(_StateCallback):
 
 
 class UpdateEpochStateCallback(_StateCallback):
-    """Keep the number of finished epochs in `state.epoch`, including those before a restart.
+    """Keep the number of finished epochs, also from before a restart, in `state.epoch`. `state` is a `KerasState`.
 
     Call `fit(epochs=total - state.epoch)`, same as with Horovod, because Keras counts epochs from 0 after a restart.
-
-    Args:
-        state: a `KerasState`.
     """
 
     def on_train_begin(self, logs: Any = None) -> None:

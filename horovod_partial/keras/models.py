@@ -15,13 +15,8 @@ from horovod_partial.policies import ModelPolicy, WeightedAverage
 class ModelExchange(models.ModelExchange):
     """Averages the model of one optimizer of Keras, under a policy of models.
 
-    Args:
-        policy: says what is averaged, and which ranks average.
-        arguments: the user's arguments of `hvd.DistributedOptimizer`, by name.
-        is_local: returns whether a variable is each rank's own, and not averaged.
-
-    Raises:
-        ValueError: the policy needs something that an optimizer of Keras does not have.
+    `arguments` are the user's arguments of `hvd.DistributedOptimizer`. Variables for which `is_local` returns True are
+    each rank's own, and are not averaged. Raises ValueError if the policy has `overlap`, or averages buffers.
     """
 
     runtime = backend.runtime
@@ -37,10 +32,6 @@ class ModelExchange(models.ModelExchange):
             raise ValueError(
                 "overlap= is only for horovod_partial.torch: in Keras a step begins when the one before has ended"
             )
-        if policy.slow_momentum is not None:
-            raise ValueError(
-                "slow_momentum= is for horovod_partial.torch: an optimizer of Keras has its own momentum only"
-            )
         if "buffers" in policy.average:
             raise ValueError(
                 "an optimizer of Keras does not know the model's buffers: leave them out of average=, and use "
@@ -53,8 +44,7 @@ class ModelExchange(models.ModelExchange):
     def average(self, optimizer: Any, variables: list[Any]) -> None:
         """Average the model after a step, if the policy says so, in eager code or in a graph.
 
-        Raises:
-            ValueError: the step has trained other variables than the optimizer's first step.
+        Raises ValueError if the step has trained other variables than the optimizer's first step.
         """
         if not self.is_needed:
             return

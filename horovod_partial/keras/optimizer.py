@@ -172,10 +172,7 @@ class _Progress:
             return int(keras.ops.convert_to_numpy(self._iterations))
 
     def follows(self, variables: Sequence[Any]) -> bool:
-        """Note that this optimizer trains these variables.
-
-        Returns False if an earlier optimizer trained one of them, and has not been flushed since.
-        """
+        """Note the trained variables. Returns False if an earlier optimizer trained one, and was not flushed since."""
         before = [getattr(variable, "_horovod_progress", self) for variable in variables]
         for variable in variables:
             variable._horovod_progress = self
@@ -251,9 +248,8 @@ class _State:
                     owner=_attach.Owner(),
                     replica_of=replica_of(optimizer),
                 )
-                if self._has_rounds and exchange.replays:
-                    backend.runtime.meet(process_set)
                 if self._has_rounds:
+                    backend.runtime.meet(process_set)
                     self._follow(optimizer)
                 for variable in self._local:
                     exchange.register_local(variable)
@@ -285,9 +281,7 @@ class _State:
         """Begin an epoch: no micro-batch begins after `updates` more updates. Returns `rounds` before its first update.
 
         Epochs follow each other without a gap. A rank that is behind in its updates gets the same number as the others.
-
-        Raises:
-            RuntimeError: the epoch before has updates left.
+        Raises RuntimeError if the epoch before has updates left.
         """
         is_first = self._epochs.enter() or math.isinf(self.end)
         if not is_first and self.rounds(optimizer) < self.end:
@@ -429,15 +423,7 @@ class _State:
         if isinstance(made, ModelExchange):
             made.flush_optimizer(optimizer)
             return
-        if isinstance(made, WorkSharingExchange):
-            made.flush()
-            return
-        missed = made.flush()
-        if missed:
-            variables, gradients = zip(*missed, strict=True)
-            accumulates = optimizer.gradient_accumulation_steps
-            apply = _updating(optimizer) if accumulates else _applying(optimizer, made.unscaled)
-            apply(list(gradients), list(variables), 1.0)
+        made.flush()
 
 
 def _applying(optimizer: Any, unscaled: bool) -> Apply:
@@ -545,7 +531,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         groups: same as in Horovod; under a partial policy each group is a bucket.
         process_set: same as in Horovod.
         scale_local_gradients: same as in Horovod.
-        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, `hvd.Auto()`, a model policy, or the
+        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, a model policy, or the
             policy's name; None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`.
 
     Returns:
@@ -585,7 +571,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         warn_of_late_gradients(policy, inner(optimizer))
     check_gradient_arguments(arguments)
     accumulates = backward_passes_per_step > 1 or optimizer.gradient_accumulation_steps
-    replays = isinstance(policy, LateGradients) and policy.missed == "replay"
+    replays = isinstance(policy, LateGradients)
     if replays and accumulates and inner(optimizer).use_ema:
         raise ValueError(
             f"use_ema cannot be used with gradient accumulation under {policy!r}: Keras averages after each pass, and ranks "

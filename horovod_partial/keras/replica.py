@@ -27,10 +27,7 @@ def replica_of(optimizer: Any) -> Callable[[list[Any]], Replica | None]:
 
 
 def state_of(optimizer: Any) -> list[Any]:
-    """Return the variables of an optimizer that must be equal on all ranks; an empty list for None.
-
-    Accumulated gradients are left out, because each rank has its own.
-    """
+    """Return an optimizer's variables that must be equal on all ranks: all but accumulated gradients. [] for None."""
     own = {id(variable) for variable in getattr(optimizer, "_accumulated_gradients", ())}
     return [variable for variable in variables_of(optimizer) if id(variable) not in own]
 
@@ -41,10 +38,7 @@ def variables_of(optimizer: Any) -> list[Any]:
 
 
 class _Replica:
-    """The values of a training that ranks compare after a flush. Implements `horovod_partial.runtime.healing.Replica`.
-
-    Only for eager code.
-    """
+    """The values of a training that ranks compare after a flush, a `runtime.healing.Replica`. Only for eager code."""
 
     def __init__(self, variables: list[Any], optimizer: Any) -> None:
         self._optimizer = optimizer  # this reference keeps the optimizer, and so its buckets, alive while ranks compare

@@ -51,10 +51,7 @@ def follow_steps(optimizer: Any) -> None:
 
 
 def _learning_rate(attributes: dict[str, Any], steps: Steps) -> Any:
-    """Return an optimizer's learning rate, same as Keras's method, except that schedules count steps and not rounds.
-
-    `attributes` are the optimizer's attributes, by name.
-    """
+    """Return the learning rate by an optimizer's attributes, same as Keras, but schedules count steps, not rounds."""
     rate = attributes["_learning_rate"]
     if _is_schedule(rate):
         return rate(steps.result(attributes["_iterations"]))

@@ -54,11 +54,7 @@ def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Raise an error: Horovod's function is for graphs of TensorFlow 1, and Keras 3 keeps no list of variables.
-
-    Raises:
-        RuntimeError: always.
-    """
+    """Raise RuntimeError: Horovod's function is for graphs of TensorFlow 1, and Keras 3 keeps no list of variables."""
     raise RuntimeError(
         "Keras 3 keeps no list of global variables: use hvd.broadcast_variables(model.weights, "
         f"root_rank={root_rank}), or hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank})"

@@ -37,17 +37,13 @@ class WorkSharingExchange(MicroBatchSharer):
     each time that a step runs, in a thread of the framework, while the program's thread waits for the step. So no two
     threads use this object at the same time.
 
-    Args:
-        gradients: the sum of the gradients of this rank's micro-batches, which travels.
-        variables: the variables that the first step trains.
-        passes: micro-batches in an update for each rank, on average.
-        apply: applies the gradients of an update.
-        replica_of: returns the values that flushes compare with other ranks, for the trained variables.
+    `gradients` is the sum of the gradients of this rank's micro-batches. This sum travels. `variables` are those of the
+    first step. An update has `passes` micro-batches for each rank, on average. `apply` applies the gradients of an
+    update. `replica_of` returns the values of the trained variables for the comparison in flushes.
 
-    Attributes:
-        end: after this many updates no micro-batch begins before the next epoch.
-        is_new: whether no step has run yet. The first step may begin this rank's first own micro-batch itself.
-        loaded: the update and the number of the micro-batch whose batch was loaded last; None if unknown.
+    After `end` updates no micro-batch begins before the next epoch. `is_new` is True until a step has run: the first
+    step may begin this rank's first own micro-batch itself. `loaded` is the update and the number of the micro-batch
+    with the newest loaded batch; None if unknown.
     """
 
     _runtime = backend.runtime
@@ -91,10 +87,9 @@ class WorkSharingExchange(MicroBatchSharer):
             self._runtime.take_part_in_flushes(self)
 
     def share(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Add the gradients of a micro-batch, apply the updates that are complete, and begin the next micro-batch.
+        """Add the gradients of a micro-batch, apply complete updates, and begin the next micro-batch.
 
-        Raises:
-            ValueError: the step trains other variables than the first step did, or other variables lack a gradient.
+        Raises ValueError if other variables than in the first step are trained, or lack a gradient.
         """
         absent = [gradient is None for gradient in gradients]
         self._absent = absent if self._absent is None else self._absent

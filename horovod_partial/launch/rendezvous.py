@@ -23,18 +23,8 @@ def serve(ports: Sequence[int], job: str, slots: Sequence[SlotInfo]) -> int:
     """Serve the ranks of a job from a child process until this process ends, even if it executes another program.
 
     Horovod's `RendezvousServer` does not fit: other ranks would not know the port that it chooses, and its thread would
-    end when this process executes another program.
-
-    Args:
-        ports: the ports that may be used.
-        job: the name of the job.
-        slots: Horovod's description of each rank.
-
-    Returns:
-        The port that is used.
-
-    Raises:
-        OSError: none of the ports is free.
+    end when this process executes another program. `slots` has Horovod's description of each rank. Returns the port in
+    use, one of `ports`. Raises OSError if none of them is free.
     """
     server = _bound(ports)
     server.init(slots)
@@ -56,10 +46,7 @@ def _bound(ports: Sequence[int]) -> RendezvousHTTPServer:
 
 
 def _serve_until_it_ends(server: RendezvousHTTPServer, program: int) -> NoReturn:
-    """Serve the rendezvous in the child process, until the process `program` ends.
-
-    The child blocks signals and closes its output, because both belong to the program.
-    """
+    """Serve until the process `program` ends. Block signals and close output, because both belong to the program."""
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -75,8 +62,7 @@ def _serve_until_it_ends(server: RendezvousHTTPServer, program: int) -> NoReturn
 def find(address: str, ports: Sequence[int], job: str, seconds: float) -> int:
     """Wait until the rendezvous of a job answers, and return its port. Servers of other jobs are skipped.
 
-    Raises:
-        TimeoutError: no rendezvous of this job has answered within `seconds`.
+    Raises TimeoutError if it has not answered within `seconds`.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -104,8 +90,7 @@ def _is_of(job: str, address: str, port: int) -> bool:
 def interface_to(host: str) -> str:
     """Return the name of the network interface through which this machine reaches a host. Nothing is sent.
 
-    Raises:
-        OSError: the host's name is unknown, or there is no route to the host.
+    Raises OSError if the host's name is unknown, or there is no route to the host.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -28,13 +28,9 @@ INTERFACE_VARIABLES = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME")
 class Task:
     """What Slurm tells a task about itself and its step.
 
-    Attributes:
-        step: the name of the step, unique in the cluster.
-        rank: the number of the task in the step.
-        node: the number of its node in the step.
-        local_rank: the number of the task on its node.
-        tasks: the number of tasks on each node.
-        nodes: the nodes of the step, in Slurm's short form.
+    `step` names the step, and is unique in the cluster. `rank` and `node` number the task and its node in the step, and
+    `local_rank` the task on its node. `tasks` has the number of tasks on each node. `nodes` are those of the step, in
+    Slurm's short form.
     """
 
     step: str
@@ -53,8 +49,7 @@ class Task:
 def task_of(environ: Mapping[str, str]) -> Task:
     """Read Slurm's variables of a step. (Those of the job do not fit: a step may have only a part of the job's nodes.)
 
-    Raises:
-        ValueError: this process is not a task of a step.
+    Raises ValueError if this process is not a task of a step.
     """
     try:
         return Task(
@@ -115,8 +110,7 @@ def variables(slot: SlotInfo, address: str, port: int, interface: str, environ: 
 def seconds_of(environ: Mapping[str, str]) -> int:
     """Return HOROVOD_GLOO_TIMEOUT_SECONDS (30 if not set): how many seconds tasks wait for the rendezvous.
 
-    Raises:
-        ValueError: the variable is not a number.
+    Raises ValueError if the variable is not a number.
     """
     text = environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30")
     if not text.isdecimal():
@@ -127,9 +121,8 @@ def seconds_of(environ: Mapping[str, str]) -> int:
 def run(command: list[str]) -> NoReturn:
     """Replace this process by `command`, as a rank of the Slurm step.
 
-    Raises:
-        OSError: there is no such program, or the ranks cannot find each other.
-        ValueError: this process is not a task of a step, or Horovod was built without Gloo.
+    Raises OSError if there is no such program, or the ranks cannot find each other, and ValueError if this process is
+    not a task of a step, or Horovod was built without Gloo.
     """
     from horovod_partial import _build_info as built  # the build of this package generates `_build_info`
 

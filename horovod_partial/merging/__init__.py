@@ -26,10 +26,7 @@ _LEAST_R_SQUARED = 0.95
 class MessageCost:
     """The cost of a message of M bytes: `latency + seconds_per_byte * M` seconds (MG-WFBP, section 2.5).
 
-    Attributes:
-        latency: the time of an empty message, in seconds; the paper's a.
-        seconds_per_byte: the time that each byte adds, in seconds; the paper's b.
-        r_squared: R² of the fit; 1 if the numbers were not fitted.
+    The paper calls the latency a, and the seconds per byte b. `r_squared` is R² of the fit, or 1 without a fit.
     """
 
     latency: float
@@ -41,14 +38,8 @@ class MessageCost:
         """Fit the cost of messages to measured times, by a line.
 
         The slope is the median of the slopes between all pairs, weighted by the distance of their sizes (Theil and
-        Sen). So outliers have little influence.
-
-        Args:
-            sizes: sizes of messages in bytes, at least three different ones.
-            seconds: the time of each message; a median of several is best.
-
-        Raises:
-            ValueError: the times do not lie on a line; the message says why.
+        Sen). So outliers have little influence. There must be three different sizes or more, in bytes. The time of each
+        message is best a median of several. Raises ValueError if the times do not lie on a line; the message says why.
         """
         if len(set(sizes)) < 3:
             raise ValueError("a fit needs messages of three sizes or more")
@@ -142,11 +133,7 @@ class MergingPlan:
 
     @classmethod
     def of_document(cls, document: Any, path: str | PathLike[str]) -> MergingPlan:
-        """Convert the content of the JSON file at `path` to a plan of merged gradients.
-
-        Raises:
-            ValueError: the content is not a plan.
-        """
+        """Convert the content of the JSON file at `path` to a plan. Raises ValueError if it is not a plan."""
         plan = documents.read_as(cls, document, path, "merging plan")
         fits = len(plan.gradients) == len(plan.nbytes) == len(plan.ready) == sum(plan.messages)
         if not fits or any(count < 1 for count in plan.messages) or any(nbytes < 0 for nbytes in plan.nbytes):
@@ -176,17 +163,12 @@ def plan(
     breaks: Sequence[int] = (),
     around: float = 0.0,
 ) -> MergingPlan:
-    """Plan which gradients travel together, by a rule of `hvd.MergedGradients`.
+    """Plan which gradients travel together, by one of `RULES`. The rules `TRIED_WITHOUT_COST` need no cost.
 
-    Args:
-        rule: `"exact"`, `"paper"`, `"wait_free"`, `"single"` or `"threshold"`.
-        gradients: names of the parameters, in the order in which backward makes their gradients.
-        nbytes: bytes of each gradient.
-        ready: when each gradient is there, in seconds after any moment; it must not decrease.
-        cost: the cost of a message. The rules `TRIED_WITHOUT_COST` need none.
-        breaks: positions before which a message must end, because gradients on both sides cannot travel together. Each
-            part is planned as if the line were free when it begins.
-        around: the time of a step before its first gradient and after its last result, in seconds.
+    Gradients are in the order in which backward makes them. `nbytes` are their bytes, and `ready` says when each is
+    there, in seconds after any moment; it must not decrease. A message must end before each position in `breaks`,
+    because gradients on both sides cannot travel together. Each part is planned as if the line were free when it
+    begins. `around` is the time of a step before its first gradient and after its last result, in seconds.
     """
     line = (0.0, 0.0) if cost is None else (cost.latency, cost.seconds_per_byte)
     messages: list[int] = []

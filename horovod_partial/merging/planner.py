@@ -22,14 +22,9 @@ _ATTEMPTS = 3  # the most attempts to measure what messages cost; an attempt fai
 
 @dataclass(frozen=True)
 class Gradient:
-    """What a planner of merged gradients knows of one gradient.
+    """What a planner of merged gradients knows of one gradient. The name is the same on every rank.
 
-    Attributes:
-        name: the name of the gradient, the same on every rank.
-        kind: the gradient's dtype and device. All gradients in a message have the same.
-        shape: the shape of the gradient.
-        dtype: the name of the dtype.
-        nbytes: the number of bytes that travel for this gradient.
+    `kind` is dtype and device, the same for all gradients in a message. `nbytes` bytes travel for this gradient.
     """
 
     name: str
@@ -59,16 +54,9 @@ class Collectives(Protocol):
 class Planner:
     """Plans which gradients of one training travel together. The caller counts and measures the steps.
 
-    Under the rule `"measured"` each plan is tried for some steps, and the fastest is kept.
-
-    Args:
-        options: the user's argument `merging`.
-        gradients: the gradients in the order of the model.
-        name: prefix of the names of the training's buckets.
-
-    Attributes:
-        plan: the plan in use; None before there is one.
-        is_on_trial: whether `plan` is one of several plans that are tried in turn.
+    Under the rule `"measured"` each plan is tried for some steps, and the fastest is kept. `plan` is the plan in use;
+    None before there is one. `is_on_trial` is True while plans are tried in turn. `gradients` are in the order of the
+    model, and `name` is the prefix of the names of the training's buckets.
     """
 
     def __init__(self, options: MergedGradients, gradients: Sequence[Gradient], name: str) -> None:
@@ -104,18 +92,10 @@ class Planner:
         return self._options.warmup_steps + 1 if self._given is None else 1
 
     def make_plan(self, current: list[list[str]], times: StepTimes, collectives: Collectives) -> list[list[str]] | None:
-        """Make or choose the next plan, the same on all ranks.
+        """Make or choose the next plan, the same on all ranks. `times` were measured with the messages in `current`.
 
-        Args:
-            current: the names of the gradients in each message that is in use.
-            times: the times that were measured with these messages.
-            collectives: the collectives of the framework.
-
-        Returns:
-            The names of the gradients in each new message; None if the present messages stay.
-
-        Raises:
-            ValueError: the plan does not fit the gradients of some rank. Every rank raises it.
+        Messages are given by the names of their gradients. The result is None if the present messages stay. If the plan
+        does not fit the gradients of some rank, every rank raises ValueError.
         """
         if self.is_on_trial:
             self.plan = self._next_on_trial(times, collectives)
@@ -229,8 +209,7 @@ class Planner:
     def _check(self, planned: MergingPlan, collectives: Collectives) -> None:
         """Check that all ranks can follow a plan that the user gave. Every rank must call this.
 
-        Raises:
-            ValueError: a rank cannot follow the plan, or ranks have different plans or models.
+        Raises ValueError if a rank cannot follow the plan, or ranks have different plans or models.
         """
         gradients = self._gradients
         messages: list[list[Gradient]] = []

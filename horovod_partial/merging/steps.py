@@ -13,11 +13,9 @@ from collections.abc import Sequence
 class StepTimes:
     """The times of successive steps on one rank: when each gradient was computed, and when the last result was there.
 
-    Args:
-        gradients: how many gradients there are.
-        rows: one row for each step, in seconds on one clock: the time of each gradient (NaN for a gradient that the step
-            did not compute), then the time of the last result. A step begins when the step before has ended, so the
-            first step is not measured.
+    Each step has a row, in seconds on one clock: the time of each gradient, then the time of the last result. The time
+    is NaN for a gradient that the step did not compute. A step begins when the step before has ended, so the first step
+    is not measured.
     """
 
     def __init__(self, gradients: int, rows: Sequence[Sequence[float]]) -> None:
@@ -61,12 +59,8 @@ class StepTimes:
 class Steps:
     """Counts the steps of a training, and keeps the times of the first and the last steps under the present plan.
 
-    Threads of autograd call `record`, each for other gradients. One thread calls the rest, between backward passes.
-
-    Args:
-        gradients: how many gradients there are.
-        due: the number of steps before the first plan; None if there will be none.
-        window: the number of steps to measure.
+    Threads of autograd call `record`, each for other gradients. One thread calls the rest, between backward passes. The
+    first plan comes after `due` steps, or never if that is None. `window` is the number of steps to measure.
     """
 
     def __init__(self, gradients: int, due: int | None, window: int) -> None:

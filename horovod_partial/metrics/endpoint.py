@@ -75,15 +75,9 @@ class _Closable:
 class Endpoint:
     """A server of metrics at `http://host:port/metrics`. Its threads run Python only, and end with the process.
 
-    Args:
-        host: the address to listen at.
-        port: the port to listen at.
-        families: the metrics. The server's threads iterate over them, one at a time, once for each request.
-
-    Raises:
-        OSError: it cannot listen there.
-        RuntimeError: the process has too many threads.
-        ValueError: `host` cannot be an address.
+    The server's threads iterate over `families`, one at a time, once for each request. Raises OSError if the server
+    cannot listen there, RuntimeError if the process has too many threads, and ValueError if `host` cannot be an
+    address.
     """
 
     def __init__(self, host: str, port: int, families: Iterable[Family]) -> None:

@@ -37,10 +37,9 @@ _COUNTED = {
 class JobMetrics:
     """The families of a running job. Each iteration reads the job anew. Only one thread at a time may iterate.
 
-    Args:
-        size: the number of ranks.
-        ranks: returns what rank 0 knows of each rank whose steps are watched, as `_attach.Monitor.ranks` does.
-        statistics: returns the raw statistics of each process set that rank 0 is in, by the set's number.
+    `size` is the number of ranks. `ranks` returns what rank 0 knows of each watched rank, same as
+    `_attach.Monitor.ranks`. `statistics` returns the raw statistics of each process set that rank 0 is in, by the set's
+    number.
     """
 
     def __init__(
@@ -101,13 +100,6 @@ class _RoundCounters:
         self._before = counts
         for name, help_text in _COUNTED.items():
             yield name, help_text, [(dict(labels), total) for labels, total in sorted(self._totals[name].items())]
-        quorums = [
-            ({"process_set": str(number), "bucket": bucket}, raw["quorums"][-1][1])
-            for number, buckets in statistics.items()
-            for bucket, raw in buckets.items()
-            if raw["quorums"]
-        ]
-        yield "quorum_ranks", "Under Auto(): the arrivals that a round of the bucket asks for.", quorums
 
 
 def _counts(raw: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], int]]:

@@ -28,9 +28,8 @@ _TIMEOUT_SECONDS = 10.0  # for an answer of rank 0
 class Scrape:
     """The metrics of a job at one time.
 
-    Attributes:
-        time: when they were read, in seconds of a clock that does not go back.
-        values: for each metric, without the prefix, its values by labels.
+    `time` is in seconds of a clock that does not go back. `values` has each metric's values by labels, without the
+    prefix.
     """
 
     time: float
@@ -61,10 +60,8 @@ class Scrape:
 def read(address: str) -> Scrape:
     """Read the metrics at `HOST:PORT`, or at the URL that a browser shows for them.
 
-    Raises:
-        ConnectionRefusedError: nobody listens there.
-        OSError: nothing answers there.
-        ValueError: what answers is not a job, or `address` is not of this form.
+    Raises ConnectionRefusedError if nobody listens there, OSError if nothing answers, and ValueError if the answer is
+    not a job's, or `address` is not of this form.
     """
     address = address.removeprefix("http://").removesuffix("/").removesuffix("/metrics")
     host, _, port = address.rpartition(":")
@@ -86,9 +83,7 @@ def read(address: str) -> Scrape:
 def wait(scrape: Callable[[], Scrape], tell: Callable[[], None], pause: Callable[[float], None] = time.sleep) -> None:
     """Return when a job listens. Call `tell` once if none does yet.
 
-    Raises:
-        OSError: the host is unknown, or does not answer.
-        ValueError: what answers is not a job.
+    Raises OSError if the host is unknown, or does not answer, and ValueError if the answer is not a job's.
     """
     told = False
     while True:
@@ -108,9 +103,7 @@ def frames(
 ) -> Iterator[Group]:
     """Yield what to show, each `seconds`. Ends when the job has not answered for a minute.
 
-    Raises:
-        OSError: nothing answers at first.
-        ValueError: what answers is not a job.
+    Raises OSError if nothing answers at first, and ValueError if the answer is not a job's.
     """
     looks = deque([scrape()])
     while True:

@@ -13,7 +13,7 @@ import importlib
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -22,12 +22,7 @@ _FRONT_ENDS = ("torch", "tensorflow", "keras")
 
 
 class _Counterpart(importlib.abc.Loader):
-    """Makes a module with the contents of another one, in which some functions and classes are replaced.
-
-    Args:
-        source: the name of the other module.
-        front_end: the name of our front end. Its functions and classes replace those of the same name.
-    """
+    """Makes a module like `source`, but with the functions and classes that `front_end` has under the same names."""
 
     def __init__(self, source: str, front_end: str) -> None:
         self._source = source
@@ -69,6 +64,11 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 sys.meta_path.append(_Finder())
+
+
+def listing(names: list[str]) -> Callable[[], list[str]]:
+    """Return a front end's `__dir__`. It lists these names, and none of the modules that the front end is made of."""
+    return lambda: sorted(names)
 
 
 def bind(front_end: ModuleType, horovods: ModuleType) -> None:

@@ -18,13 +18,9 @@ _RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PR
 
 
 def run(program: str, arguments: Sequence[str], *, is_module: bool, settings: Mapping[str, str]) -> None:
-    """Run a program in the same way as the command `python`.
+    """Run a program in the same way as the command `python`; if `is_module`, as `python -m`.
 
-    Args:
-        program: the path of a script or, with `is_module`, the name of a module.
-        arguments: the arguments of the program.
-        is_module: whether to run a module, same as `python -m`.
-        settings: settings of this package for the program, by name without `HOROVOD_PARTIAL_`.
+    `settings` are settings of this package for the program, by name without `HOROVOD_PARTIAL_`.
     """
     os.environ.update({PREFIX + name: value for name, value in settings.items()})
     stand_in.install(_tell)

@@ -35,8 +35,7 @@ SUBMODULES = ("callbacks", "elastic")
 def install(tell: Callable[[str, list[str]], None]) -> None:
     """Replace each front end of Horovod that is imported from now on.
 
-    Args:
-        tell: is called after each replacement, with the front end's name, and the names in it that are ours now.
+    After each replacement, `tell` gets the front end's name, and the names in it that are ours now.
     """
     sys.meta_path.insert(0, _Finder(tell))
 

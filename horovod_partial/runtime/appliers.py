@@ -14,15 +14,11 @@ from horovod_partial.runtime import healing
 class Applier(Protocol):
     """An optimizer's exchange, seen by the runtime: it applies the results of a family (the optimizer's buckets).
 
-    Attributes:
-        process_set: the ranks that take part.
-        family: the buckets in use; None if the optimizer has not declared any.
-        is_under_way: whether gradients wait for a step of the optimizer. If so, a flush applies no rounds of it.
-        thread: the identifier of the thread that took the last step.
-        applies_ahead: whether `apply_ahead` may be called now.
-        is_ahead: whether `apply_ahead` has applied rounds that are not in the model yet.
-        replica: the values that a flush compares with other ranks; None compares nothing.
-        shares_work: whether this is a `Sharer`.
+    `family` is None before the optimizer has declared buckets. `is_under_way` is True while gradients wait for a step;
+    a flush then applies no rounds of the optimizer. The thread with the identifier `thread` took the last step.
+    `applies_ahead` says whether `apply_ahead` may be called now, and `is_ahead` whether it has applied rounds that are
+    not in the model yet. A flush compares `replica` with other ranks; None compares nothing. `shares_work` is True for
+    a `Sharer`.
     """
 
     process_set: ProcessSet
@@ -60,8 +56,7 @@ class Sharer(Applier, Protocol):
     def leave(self) -> None:
         """Let other ranks make the micro-batch that this rank has begun, before this rank flushes, joins or ends.
 
-        Raises:
-            AssertionError: some gradients of the micro-batch exist already.
+        Raises AssertionError if some gradients of the micro-batch exist already.
         """
 
     def come_back(self) -> None:
@@ -71,8 +66,7 @@ class Sharer(Applier, Protocol):
 class Averager(Protocol):
     """An optimizer's exchange of models, seen by the runtime. Its averages may run beside the program's own work.
 
-    Attributes:
-        thread: the identifier of the thread that took the last step.
+    The thread with the identifier `thread` took the last step.
     """
 
     thread: int

@@ -28,24 +28,15 @@ def arguments(
 ) -> _core.BucketSpec:
     """Return all that a bucket is declared with, except the shape, the type and the place of its tensor.
 
-    Args:
-        sync: the policy.
-        size: the number of ranks; None, Horovod's answer for an unknown process set, is an error.
-        average: whether the sum of a round is divided.
-        is_integer: whether the bucket holds integers.
-        prescale_factor: multiplies each contribution.
-        postscale_factor: multiplies each result.
-        missed: what becomes of missed results: `"sum"`, `"latest"` or `"replay"`.
-        divisor: what an average is divided by: the number of `"ranks"`, or of `"contributors"` to the sum.
-        late: what becomes of late contributions: `"accumulate"`, `"discard"` or `"keep"`.
-        drop_nonfinite: whether to drop late contributions that are not finite.
-        weights: how models are weighted: `"uniform"`, `"staleness"` or `"contraction"`.
-        weight_parameter: the factor of these weights.
-        members: the tensors in the bucket, each as a text of `member`. All ranks must have the same.
-        agreed: in words, what else must be the same on all ranks. Round 0 compares it.
+    `average` says whether the sum of a round is divided, and `divisor` by what: the number of `"ranks"`, or of
+    `"contributors"` to the sum. `prescale_factor` multiplies each contribution, `postscale_factor` each result.
+    `missed` says what becomes of missed results: `"sum"`, `"latest"` or `"replay"`. `late` says what becomes of late
+    contributions: `"accumulate"`, `"discard"` or `"keep"`; `drop_nonfinite` drops them if they are not finite.
+    `weights` says how models are weighted: `"uniform"`, `"staleness"` or `"contraction"`, with the factor
+    `weight_parameter`. `members` are the tensors in the bucket, each a text of `member`. `agreed` says in words what
+    else must be the same on all ranks. Round 0 compares both.
 
-    Raises:
-        ValueError: an argument is wrong, or the process set is not registered.
+    Raises ValueError if an argument is wrong, or if `size` is None, Horovod's answer for an unknown process set.
     """
     if size is None:
         raise ValueError("the process set is not registered: pass it to hvd.init or hvd.add_process_set first")
@@ -80,12 +71,10 @@ def member(name: str, shape: Sequence[int]) -> str:
     return f"{name} ({', '.join(map(str, shape))})"
 
 
-def missed_by(policy: Policy | SharedUpdates, *, replays: bool) -> str:
+def missed_by(policy: Policy, *, replays: bool) -> str:
     """Return what becomes of the results that a rank has missed, in the core's words: `latest`, `replay` or `sum`.
 
-    Args:
-        policy: a policy of gradients.
-        replays: whether each of these results can be applied by itself. Otherwise there is one result, their sum.
+    `replays` says whether each of these results can be applied by itself. Otherwise there is one result, their sum.
     """
     if isinstance(policy, LateGradients) and policy.missed == "latest":
         return "latest"

@@ -19,10 +19,9 @@ def _both_again(features: Sequence[str]) -> str:
 
 
 def check_versions(framework: str) -> None:
-    """Compare the versions of Horovod and of the framework with those of this build, before Horovod's library is loaded.
+    """Raise an ImportError if this build is for other versions of Horovod or the framework, before Horovod is loaded.
 
-    Raises:
-        ImportError: they differ. Horovod's library, which is built for one version of the framework, might not even load.
+    Horovod's library is built for one version of the framework, and might not even load with another.
     """
     from horovod_partial import _build_info as built  # the build of this package writes `_build_info`
 
@@ -43,11 +42,7 @@ def check_versions(framework: str) -> None:
 
 
 def check_features(mpi_ops: ModuleType) -> None:
-    """Compare what the loaded Horovod was built with, with what it had when this package was built.
-
-    Raises:
-        ImportError: they differ.
-    """
+    """Raise an ImportError if the loaded Horovod has other features than when this package was built."""
     from horovod_partial import _build_info as built
 
     known = ("mpi", "gloo", "nccl", "cuda", "rocm", "ddl", "ccl")

@@ -54,12 +54,10 @@ class Replica(Protocol):
 
 
 class Trained(Protocol):
-    """The rounds that a replica was trained with.
+    """The rounds that a replica was trained with. `names` are the names of the optimizer's buckets.
 
-    Attributes:
-        names: the names of the optimizer's buckets.
-        taken: how many rounds this rank has taken, including rounds of flushes.
-        lost: how many rounds this rank has not applied one by one since the replica was last healed.
+    `taken` counts the rounds that this rank has taken, including rounds of flushes. `lost` counts those it has not
+    applied one by one since the replica was last healed.
     """
 
     names: list[str]
@@ -165,14 +163,9 @@ class Meeting:
     """The exchange of messages in which the ranks of a process set compare their replicas.
 
     Only the thread that flushes compares replicas. Its buckets, FACTS and VALUES, exist as long as the process set.
-
-    Args:
-        submit: `Runtime.submit` for the process set.
-        wait: blocks until a result is there, and takes no rounds meanwhile.
-        claim: tells the core that the calling thread arrives at certain buckets from now on.
-        clear: `Runtime.clear` for the process set.
-        rank: the rank of this process in the process set.
-        size: the size of the process set.
+    `submit` and `clear` are those of `Runtime`, for the process set. `wait` blocks until a result is there, and takes
+    no rounds meanwhile. `claim` tells the core that the calling thread arrives at certain buckets from now on. `rank`
+    and `size` are those of the process set.
     """
 
     submit: Callable[..., _attach.Handle]
@@ -216,8 +209,7 @@ class Meeting:
     def result(self, posted: Posted) -> tuple[Array, list[int]]:
         """Wait for a sum that `post` has begun. Returns the sum, and the ranks that have contributed to it.
 
-        Raises:
-            _TooLateError: the round closed without this rank.
+        Raises _TooLateError if the round closed without this rank.
         """
         handle, values = posted
         self.wait(handle)
@@ -295,8 +287,7 @@ class Introduction:
 def compare(meeting: Meeting, replicas: Sequence[tuple[Trained, Replica]]) -> None:
     """Compare the replicas of all ranks after a flush. Where they differ, give all ranks the values of one.
 
-    Raises:
-        RuntimeError: replicas differ, and `HOROVOD_PARTIAL_HEAL=raise`. All ranks with such a replica raise it.
+    Under `HOROVOD_PARTIAL_HEAL=raise` all ranks with such a replica raise RuntimeError.
     """
     try:
         _compare(meeting, replicas)

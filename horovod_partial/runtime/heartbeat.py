@@ -18,12 +18,7 @@ Gather = Callable[[str], list[str]]
 
 
 class _Offer(NamedTuple):
-    """What rank 0 tells the other ranks before the heartbeats begin.
-
-    Attributes:
-        endpoint: the address where rank 0 listens; empty if it does not listen.
-        stall_seconds: after how many seconds a wait is explained; 0 for never.
-    """
+    """Where rank 0 listens (empty: nowhere), and after how many seconds a wait is explained (0: never)."""
 
     endpoint: str
     stall_seconds: float
@@ -32,20 +27,10 @@ class _Offer(NamedTuple):
 def begin(rank: int, size: int, gather: Gather) -> _attach.Monitor | None:
     """Begin to watch the other ranks (on rank 0), or rank 0 (on the others), by heartbeats. All ranks must call this.
 
-    Ranks are watched until the returned monitor is dropped.
-
-    Args:
-        rank: this rank.
-        size: the number of ranks.
-        gather: sends a text to all ranks, and returns the texts of all ranks by rank.
-
-    Returns:
-        The monitor, which sends and receives the heartbeats. None if the settings ask for none, or there is only one
-        rank. Also None if some rank cannot reach rank 0, and the job is not to end when a rank is missing.
-
-    Raises:
-        ValueError: the job is to end when a rank is missing, and some rank cannot reach rank 0. Every rank raises it,
-            with the ranks and the addresses.
+    Ranks are watched until the returned monitor is dropped. `gather` sends a text to all ranks, and returns all texts
+    by rank. Returns None if the settings ask for no heartbeats, or there is only one rank. If some rank cannot
+    reach rank 0, the result is None too; but if the job is to end when a rank is missing, every rank raises ValueError,
+    with the ranks and the addresses.
     """
     config = settings()
     if size == 1 or not (config.abort_seconds or config.stall_seconds or config.watches_steps):

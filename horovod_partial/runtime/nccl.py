@@ -16,23 +16,16 @@ _NAME = "libnccl.so"  # the file name of NCCL's shared library, without the vers
 
 
 class Nccl(NamedTuple):
-    """An NCCL library in this process.
-
-    Attributes:
-        version: the version, such as `"2.28.9"`.
-        path: the file that contains its code.
-    """
+    """An NCCL library in this process: its version, such as `"2.28.9"`, and the file with its code."""
 
     version: str
     path: str
 
 
 def of_horovod(library: str, compiled: int) -> Nccl:
-    """Return the NCCL that reduces the tensors of a framework's Horovod.
+    """Return the NCCL that reduces the tensors of a framework's Horovod, whose library must be loaded.
 
-    Args:
-        library: the path of Horovod's library for the framework, which must be loaded.
-        compiled: the number of the version that Horovod was compiled with, from `horovod.torch.nccl_built()`.
+    `library` is its path, and `compiled` the number of its NCCL at compile time, from `horovod.torch.nccl_built()`.
     """
     from horovod_partial import _attach  # `_attach` can be imported only after Horovod
 

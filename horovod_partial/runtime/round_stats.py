@@ -12,9 +12,7 @@ Raw = dict[str, dict[str, Any]]  # counts of rounds, arrivals and waits in the C
 class Progress:
     """Tells what has happened to the rounds since it was last asked. For logs.
 
-    Args:
-        read: returns the counts of all buckets since they were declared.
-        rank: this rank's number in the process set.
+    `read` returns the counts of all buckets since they were declared. `rank` is this rank's number in the process set.
     """
 
     def __init__(self, read: Callable[[], Raw], rank: int) -> None:
@@ -23,12 +21,11 @@ class Progress:
         self._before = self._counts()
 
     def since(self) -> dict[str, float]:
-        """Return what has happened to the rounds since the last call.
+        """Return what has happened to the rounds since the last call. The dictionary is empty if there was no round.
 
-        Returns:
-            `late`: the share of this rank's arrivals that came too late, 0 to 1. `fresh`: the mean number of ranks that
-            were on time for a round. `staleness`: the mean staleness of contributions, in rounds. `waited_seconds`: how
-            long this rank waited for results, over all buckets. The dictionary is empty if there was no round.
+        `late` is the share of this rank's arrivals that came too late, 0 to 1. `fresh` is the mean number of ranks on
+        time for a round. `staleness` is the mean staleness of contributions, in rounds. `waited_seconds` is this rank's
+        wait for results, over all buckets.
         """
         before, self._before = self._before, self._counts()
         new: Counter[str] = Counter()
@@ -61,36 +58,26 @@ class Progress:
 
 
 def slowness_now(ranks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return how many ranks are slow, for logs.
+    """Return how many ranks are slow, for logs, from the result of `Runtime.watched_ranks`.
 
-    Args:
-        ranks: what is known of each rank whose steps are watched, as `Runtime.watched_ranks` returns it.
-
-    Returns:
-        `slow_ranks`: how many ranks are slow. `slowness`: how many times as long as the median rank the slowest of them
-        computes, or 1. The dictionary is empty if no rank is watched.
+    `slow_ranks` is the number of slow ranks. `slowness` is how many times as long as the median rank the slowest of
+    them computes, or 1. The dictionary is empty if no rank is watched.
     """
     slowness = [rank["slowness"] for rank in ranks]
     return {"slow_ranks": sum(factor > 1 for factor in slowness), "slowness": max(slowness)} if slowness else {}
 
 
 def summarise(raw: Raw) -> dict[str, dict[str, Any]]:
-    """Return statistics by bucket, from the counts that the core keeps.
-
-    `docs/api.md` explains the keys, under Statistics.
-    """
+    """Return statistics by bucket, from the core's counts. `docs/api.md` explains the keys, under Statistics."""
     return {name: _summarise_bucket(bucket) for name, bucket in sorted(raw.items())}
 
 
 def _summarise_bucket(raw: dict[str, Any]) -> dict[str, Any]:
     fresh = {count: rounds for count, rounds in enumerate(raw["fresh"]) if rounds}
     rounds = raw["rounds"]
-    summary = {key: value for key, value in raw.items() if key not in ("fresh", "staleness", "quorums")} | {
+    return {key: value for key, value in raw.items() if key not in ("fresh", "staleness")} | {
         "closed_by": {reason: count for reason, count in raw["closed_by"].items() if count},
         "fresh_mean": sum(count * n for count, n in fresh.items()) / rounds if rounds else 0.0,
         "fresh_histogram": fresh,
         "staleness_histogram": dict(sorted(raw["staleness"].items())),
     }
-    if raw["quorums"]:
-        summary |= {"quorum": raw["quorums"][-1][1], "quorum_changes": raw["quorums"]}
-    return summary

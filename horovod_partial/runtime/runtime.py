@@ -43,14 +43,10 @@ _POLL_SECONDS = 1e-3  # the pause between two polls in a wait for a collective o
 class Runtime:
     """A framework's Horovod with this package's hooks installed.
 
-    Args:
-        mpi_ops: Horovod's module of that framework, with `init`, `shutdown`, `rank` and so on.
-        library: path of the shared object with Horovod's core for that framework.
-        waits_are_told: whether the front end tells of waits for Horovod, by `in_horovods_wait` and `asks_horovod`.
-
-    Raises:
-        ImportError: this package was built for a Horovod with other features, or the hooks do not fit. Nothing has been
-            changed then.
+    `mpi_ops` is Horovod's module of that framework. `library` is the path of the shared object with Horovod's core.
+    `waits_are_told` says whether the front end tells of waits for Horovod, by `in_horovods_wait` and `asks_horovod`.
+    Raises ImportError, and changes nothing, if this package was built for a Horovod with other features, or the hooks
+    do not fit.
     """
 
     def __init__(self, mpi_ops: ModuleType, library: str, *, waits_are_told: bool) -> None:
@@ -88,10 +84,8 @@ class Runtime:
     def init(self, *args: Any, **kwargs: Any) -> None:
         """Call Horovod's `init`. Then prove by a handshake that the hooks run on every rank, and compare the settings.
 
-        Raises:
-            ImportError: the hooks do not run on every rank.
-            ValueError: the ranks' settings contradict each other, or heartbeats were asked for and are not possible.
-                Every rank raises the same error.
+        Raises ImportError if the hooks do not run on every rank. If the ranks' settings contradict each other, or
+        heartbeats were asked for and are not possible, every rank raises the same ValueError.
         """
         self._mpi_ops.init(*args, **kwargs)
         self._begin()
@@ -176,14 +170,9 @@ class Runtime:
     def record(self, directory: str | os.PathLike[str], megabytes: float) -> None:
         """Record from now on what this rank sees, until Horovod shuts down (`docs/slow-ranks.md`).
 
-        Args:
-            directory: the folder for the files.
-            megabytes: the size of this rank's recording, in MB, 1 or more.
-
-        Raises:
-            HorovodInternalError: Horovod has shut down.
-            RuntimeError: the files cannot be made, or this rank is being recorded already.
-            ValueError: an argument is out of range.
+        The files in `directory` have up to `megabytes` MB, 1 or more. Raises HorovodInternalError if Horovod has shut
+        down, RuntimeError if the files cannot be made or this rank is being recorded already, and ValueError if an
+        argument is out of range.
         """
         require(
             isinstance(directory, str | os.PathLike) and os.fspath(directory) != "", "directory", "a path", directory
@@ -195,8 +184,7 @@ class Runtime:
     def watch(self) -> None:
         """Tell rank 0 from now on how long this rank computes in each step, until Horovod shuts down.
 
-        Raises:
-            HorovodInternalError: Horovod has shut down.
+        Raises HorovodInternalError if Horovod has shut down.
         """
         self._time_steps()
         self._warn_of_no_watch()
@@ -214,10 +202,7 @@ class Runtime:
             )
 
     def record_wait(self, begin: int, end: int) -> None:
-        """Record that the application was blocked for an operation of Horovod's own.
-
-        `begin` and `end` are values of `time.monotonic_ns`, in nanoseconds.
-        """
+        """Record that Horovod's own operation blocked the application, from `begin` to `end` by `time.monotonic_ns`."""
         _attach.record_wait(self._library, begin, end)
 
     def shutdown(self) -> None:
@@ -465,14 +450,13 @@ class Runtime:
         finally:
             meanwhile.end()
 
-    def collect(self, process_set: int, name: str, target: int, *, to_host: bool = False) -> HANDLE | None:
+    def collect(self, process_set: int, name: str, target: int) -> HANDLE | None:
         """Begin to write this rank's missed results of a bucket to memory. Needs no arrival at the bucket.
 
-        `target` is an address on the bucket's device, or on the host with `to_host`. Returns a handle to wait with, or
+        `target` is an address on the bucket's device. Returns a handle to wait with, or
         None if this rank has missed nothing.
         """
-        collect = functools.partial(_attach.collect, to_host=to_host)
-        return self._guarded(collect, self._library, process_set, name, target)
+        return self._guarded(_attach.collect, self._library, process_set, name, target)
 
     def device_of_buckets(self) -> int:
         """Return Horovod's number of the device that this rank's buckets lie on; -1 is the host."""
@@ -654,9 +638,8 @@ class Runtime:
     def size_of(self, process_set: ProcessSet) -> int:
         """Return the number of ranks in a process set.
 
-        Raises:
-            HorovodInternalError: Horovod has shut down, for example because another rank has failed.
-            ValueError: there is no such process set, or Horovod has not been initialised.
+        Raises HorovodInternalError if Horovod has shut down, for example because another rank has failed. Raises
+        ValueError if there is no such process set, or Horovod has not been initialised.
         """
         try:
             return process_set.size()

@@ -6,22 +6,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 from horovod.common.process_sets import ProcessSet
 
-from horovod_partial import _core
-from horovod_partial.tensorflow.graph import bucket_resource, graph_operations, placed, plain_errors, runtime
+from horovod_partial.tensorflow.graph import bucket_resource, graph_operations, placed, plain_errors
 
 
 class Member(NamedTuple):
-    """A gradient in a bucket.
-
-    Attributes:
-        dtype: the dtype in which the gradient travels.
-        shape: the shape of the gradient.
-        restore: makes the gradient from the tensor that has travelled.
-    """
+    """A gradient in a bucket. It travels in `dtype`, and `restore` makes it from the travelled tensor."""
 
     dtype: tf.DType
     shape: tf.TensorShape
@@ -31,12 +23,8 @@ class Member(NamedTuple):
 class Arrived(NamedTuple):
     """A bucket of a family at which this rank has arrived in a step.
 
-    Attributes:
-        name: the name of the bucket.
-        positions: the positions of the bucket's gradients within the step.
-        members: the gradients of the bucket.
-        results: the results of the arrival. Their memory may be overwritten by later results.
-        device: TensorFlow's name of the bucket's device; empty if TensorFlow chooses it.
+    `positions` are those of the bucket's gradients within the step. Later results may overwrite the memory of
+    `results`. `device` is TensorFlow's name of the bucket's device; empty if TensorFlow chooses it.
     """
 
     name: str
@@ -61,10 +49,7 @@ def memory_of(family: Sequence[Arrived]) -> list[tf.Tensor]:
 
 
 def new_memory(family: Sequence[Arrived]) -> list[tf.Tensor]:
-    """Allocate memory for the results of rounds: a tensor for each gradient, those of a bucket side by side.
-
-    The values are undefined. Only for eager code.
-    """
+    """Allocate undefined tensors for gradients, those of a bucket side by side in memory. Only for eager code."""
     tensors: list[tf.Tensor] = []
     with on_device_of(family), placed():
         for bucket in family:
@@ -78,14 +63,9 @@ def take_round(
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Take the oldest round that has ended in all buckets of a family, in eager code or in a graph.
 
-    Args:
-        process_set: the ranks that take part.
-        family: the buckets.
-        memory: the tensors that results are written to, from `memory_of` or `new_memory`.
-
-    Returns:
-        The combined gradients in the order of the step, and how many gradients of ranks they contain. If this number is 0
-        there was no round, and the values are undefined.
+    Results are written to `memory`, from `memory_of` or `new_memory`. Returns the combined gradients in the order of
+    the step, and how many gradients of ranks they contain. If this number is 0 there was no round, and the values are
+    undefined.
     """
     names = [bucket.name for bucket in family]
     with plain_errors(), on_device_of(family), placed():
@@ -110,20 +90,3 @@ def has_round(process_set: ProcessSet, family: Sequence[Arrived]) -> tf.Tensor:
         return graph_operations.horovod_partial_has_round(
             handles=[bucket_resource(name) for name in names], buckets=names, process_set=process_set.process_set_id
         )
-
-
-def collect(process_set: ProcessSet, name: str, members: Sequence[Member]) -> list[tf.Tensor]:
-    """Return the results that this rank has missed in a bucket, a tensor for each gradient; [] if it missed none.
-
-    Only for eager code.
-    """
-    dtype = members[0].dtype.as_numpy_dtype
-    offsets = _core.packed_offsets([member.shape.num_elements() for member in members], np.dtype(dtype).itemsize)
-    flat = np.zeros(offsets[-1], dtype)
-    handle = runtime.collect(process_set.process_set_id, name, flat.ctypes.data, to_host=True)
-    if handle is None or handle.info().empty:
-        return []
-    return [
-        member.restore(tf.constant(flat[begin : begin + member.shape.num_elements()].reshape(member.shape)))
-        for member, begin in zip(members, offsets, strict=False)
-    ]

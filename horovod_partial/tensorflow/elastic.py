@@ -41,11 +41,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 class TensorFlowState(elastic.VariablesState):
     """The state of an elastic job: variables and further properties that all ranks have in common.
 
-    Horovod's own class of this name broadcasts no variables of TensorFlow 2.
-
-    Args:
-        variables: variables of TensorFlow or of Keras, in the same order on every rank.
-        kwargs: further properties, which become attributes.
+    The variables are TensorFlow's or Keras's, in the same order on every rank. `kwargs` become attributes. Horovod's
+    own class of this name broadcasts no variables of TensorFlow 2.
     """
 
     functions = elastic.Functions(broadcast_variables, broadcast_object, rank)
@@ -55,16 +52,8 @@ class TensorFlowKerasState(elastic.KerasState):
     """The state of an elastic job: a model of Keras 3, its optimizer, and further properties.
 
     Horovod's own class of this name fails on Keras 3. If the number of ranks changes, the next `fit` traces the model
-    again.
-
-    Args:
-        model: the model, which must have been built.
-        optimizer: the model's optimizer; None takes the one that the model was compiled with.
-        kwargs: further properties, which become attributes.
-
-    Raises:
-        ValueError: the model has not been built, or has no optimizer.
-        ImportError: the model is one of Keras 2.
+    again. Without `optimizer` the state takes the one that the model was compiled with. `kwargs` become attributes.
+    Raises ValueError if the model has not been built, or has no optimizer. Raises ImportError for a model of Keras 2.
     """
 
     functions = TensorFlowState.functions

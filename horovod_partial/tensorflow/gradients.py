@@ -18,7 +18,6 @@ from horovod_partial.policies import Policy, SharedUpdates
 from horovod_partial.tensorflow.buckets import (
     Arrived,
     Member,
-    collect,
     has_round,
     memory_of,
     new_memory,
@@ -31,10 +30,7 @@ _numbers = gradients.Numbers(runtime)
 
 
 class GradientExchange(gradients.GradientExchange):
-    """Combines the gradients of a step over the ranks, for TensorFlow, in eager code or in a graph.
-
-    The rank arrives at a bucket as soon as all gradients of the bucket exist.
-    """
+    """Combines a step's gradients over the ranks, also in graphs. Arrives at a bucket when all its gradients exist."""
 
     average, total, runtime = Average, Sum, runtime
 
@@ -126,14 +122,6 @@ class GradientExchange(gradients.GradientExchange):
         results, count = take_round(self.process_set, arrived, memory_of(arrived))
         tf.cond(count > 0, lambda: done(lambda: apply(results, count)), nothing)
 
-    @staticmethod
-    def _unless_empty(infos: list[Any], apply: Callable[[], None]) -> None:
-        if not infos:
-            apply()
-            return
-        is_empty = tf.reduce_all(tf.equal(tf.stack([info.empty for info in infos]), 1))
-        tf.cond(is_empty, nothing, lambda: done(apply))
-
     def _dense(self, gradient: Any, variable: Any) -> tf.Tensor:
         if isinstance(gradient, tf.IndexedSlices) and not self._arguments["sparse_as_dense"]:
             raise ValueError("buckets cannot hold sparse gradients; pass sparse_as_dense=True, or use Full()")
@@ -144,13 +132,6 @@ class GradientExchange(gradients.GradientExchange):
 
     def _bucket_names(self) -> Iterable[str]:
         return self._buckets
-
-    def _missed(self) -> list[tuple[Any, tf.Tensor]]:
-        missed: list[tuple[Any, tf.Tensor]] = []
-        for name, bucket in self._buckets.items():
-            results = collect(self.process_set, name, [member for _, member in bucket])
-            missed += [(variable, result) for (variable, _), result in zip(bucket, results, strict=False)]
-        return missed
 
 
 class StepApplier(gradients.StepApplier):

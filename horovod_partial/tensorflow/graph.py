@@ -63,8 +63,7 @@ class RoundInfo(NamedTuple):
 def wire_dtype(dtype: tf.DType) -> tf.DType:
     """Return the dtype in which tensors of a dtype travel. Horovod 0.28.1 lacks bfloat16, which travels as float32.
 
-    Raises:
-        ValueError: Horovod does not reduce tensors of this dtype.
+    Raises ValueError if Horovod does not reduce tensors of this dtype.
     """
     if dtype == tf.bfloat16:
         return tf.float32
@@ -135,21 +134,13 @@ def arrive(
 ) -> tuple[list[tf.Tensor], RoundInfo]:
     """Arrive at a bucket's open round, in eager code or in a graph.
 
-    Args:
-        tensors: the tensors of this rank, all of one dtype that Horovod reduces. They travel in one message.
-        name: the name of the bucket.
-        process_set: the ranks that take part.
-        spec: the specification of the bucket, from `bucket_config.arguments`.
-        work: the steps, or the iteration, that decide the weight of this rank's model.
+    All tensors have one dtype, and Horovod must reduce it. They travel in one message. `spec` comes from
+    `bucket_config.arguments`. `work` is the steps, or the iteration, and decides the weight of this rank's model.
+    Returns a result for each tensor, and what became of the arrival.
 
-    Returns:
-        The results, one for each tensor, and what became of the arrival.
-
-    Raises:
-        ValueError: an argument is wrong, or XLA is going to compile the function around this. A running graph raises
-            `tf.errors.InvalidArgumentError` instead.
-        HorovodInternalError: Horovod has failed or was shut down, or the ranks disagree about the bucket. A running
-            graph raises `tf.errors.UnknownError` instead.
+    Raises ValueError if an argument is wrong, or XLA is going to compile the function around this. Raises
+    HorovodInternalError if Horovod has failed or was shut down, or the ranks disagree about the bucket. A running graph
+    raises `tf.errors.InvalidArgumentError` and `tf.errors.UnknownError` instead.
     """
     runtime.use(process_set.process_set_id)
     refuse_xla()

@@ -27,9 +27,8 @@ shutdown = runtime.shutdown
 def init(*args: Any, **kwargs: Any) -> None:
     """Call `horovod.tensorflow.init`, then prove by a handshake that partial collectives work on every rank.
 
-    Raises:
-        ImportError: partial collectives do not work on some rank, because a hook does not run.
-        ValueError: settings contradict each other. Every rank raises the same error.
+    Raises ImportError if a hook does not run on some rank. Every rank raises the same ValueError if settings contradict
+    each other.
     """
     runtime.init(*args, **kwargs)
 
@@ -65,15 +64,12 @@ def record(directory: str | os.PathLike[str], megabytes: float = 64.0) -> None:
     """Record from now on what this rank sees: who is slow, and what for. `horovod-partial report` reads it.
 
     `HOROVOD_PARTIAL_RECORD` does the same from `init` on. Call this on every rank, at the same place in the program.
-    The recording ends when Horovod shuts down. Nothing is sent; a thread writes the files once a second.
+    The recording ends when Horovod shuts down. Nothing is sent; a thread writes the files once a second. `directory` is
+    made if it does not exist. Each run gets its own folder in it. The files of this rank have at most `megabytes`, 1 or
+    more. Beyond this size the oldest records are dropped.
 
-    Args:
-        directory: is created if it does not exist. Each run gets its own folder in it.
-        megabytes: bound on the size of this rank's files, 1 or more. Beyond it the oldest records are dropped.
-
-    Raises:
-        RuntimeError: the files cannot be made, or this rank is being recorded already.
-        ValueError: an argument is out of range, or Horovod has not been initialised.
+    Raises RuntimeError if the files cannot be made, or this rank is being recorded already. Raises ValueError if an
+    argument is out of range, or Horovod has not been initialised.
     """
     runtime.check_initialized()
     runtime.record(directory, megabytes)
@@ -84,11 +80,8 @@ def watch() -> None:
 
     `HOROVOD_PARTIAL_WATCH=1` does the same from `init` on. Call this on every rank, at the same place in the program.
     Steps are timed under every policy, `Full()` included. Each rank tells rank 0 its times once a second. A rank that
-    has not called this is not compared.
-    The watch ends when Horovod shuts down. `docs/slow-ranks.md` has an example.
-
-    Raises:
-        ValueError: Horovod has not been initialised.
+    has not called this is not compared. The watch ends when Horovod shuts down. `docs/slow-ranks.md` has an example.
+    Raises ValueError if Horovod has not been initialised.
     """
     runtime.check_initialized()
     runtime.watch()
@@ -182,8 +175,8 @@ def average(
     Args:
         tensor: the model: a tensor of any shape, or several of one dtype, which travel as one message. The dtype is float16,
             float32, float64, or bfloat16, which travels as float32. Shapes and dtype are the same on every rank.
-        policy: what to average with whom, a policy or its text; the same on every rank. The fields `average`, `overlap`
-            and `slow_momentum` are for optimizers.
+        policy: what to average with whom, a policy or its text; the same on every rank. The fields `average` and
+            `overlap` are for optimizers.
         name: name of the bucket, the same on every rank and in every round. Required.
         steps: the steps that this rank has taken since the last average, 0 or more; it may be an int32 scalar.
             `hvd.WeightedAverage` needs it; no other policy takes it.

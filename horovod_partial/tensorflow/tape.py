@@ -47,7 +47,7 @@ class _Methods:
     def get_local_and_global_gradients(
         self, target: Any, sources: Sequence[Any], *args: Any, **kwargs: Any
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Return two lists of pairs (source, gradient): first the sources whose gradients stay on this rank, then others.
+        """Return two lists of pairs (source, gradient): first those whose gradients stay on this rank, then the others.
 
         Same as Horovod's method of this name.
         """
@@ -94,7 +94,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         groups: same as in Horovod; under a partial policy each group is a bucket.
         process_set: same as in Horovod.
         scale_local_gradients: same as in Horovod.
-        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, `hvd.Auto()`, or the policy's name;
+        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, or the policy's name;
             None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`, which is Horovod's own reduction. Policies that average
             models need an optimizer: `hvd.DistributedOptimizer`.
 

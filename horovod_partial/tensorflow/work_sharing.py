@@ -24,13 +24,9 @@ _TYPES = {"float16": 6, "float32": 7, "float64": 8}  # the numbers of dtypes in 
 class _Bucket:
     """Gradients of some variables, one after the other in memory of the host.
 
-    Attributes:
-        name: the name of the bucket.
-        positions: the positions of its gradients among those of a step.
-        sum: the sum of this rank's gradients in the open update; after `take`, the gradients of the update.
-        wire: the memory that travels; the same as `sum` unless another type travels.
-        handle: the last arrival in the open update; None before the first one.
-        made: the number of micro-batches of the open update that `sum` contains.
+    `positions` are those of its gradients in a step. `sum` is the sum of this rank's gradients in `made` micro-batches
+    of the open update; after `take` it has the gradients of the update. `wire` is the memory that travels: `sum`,
+    unless another type travels. `handle` is the last arrival in the open update; None before the first one.
     """
 
     def __init__(self, name: str, positions: list[int], shapes: list[Any], dtype: str, wire: str) -> None:

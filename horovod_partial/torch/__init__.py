@@ -24,7 +24,7 @@ from horovod_partial.balancing import BalancedBatchSampler
 from horovod_partial.merging import MergedGradients
 from horovod_partial.names import modules
 from horovod_partial.policies import *
-from horovod_partial.torch.model_operations import average, average_, average_async, average_async_
+from horovod_partial.torch.model_operations import average, average_async
 from horovod_partial.torch.operations import (
     add_process_set,
     flush,
@@ -60,9 +60,7 @@ __all__ = [
     "add_process_set",
     "assert_replicas_equal",
     "average",
-    "average_",
     "average_async",
-    "average_async_",
     "average_buffers",
     "broadcast_optimizer_state",
     "broadcast_parameters",
@@ -86,6 +84,8 @@ __all__ = [
     "watch",
 ]
 __all__ += policies.__all__
+__getattr__ = policies.of_module(__name__)
+__dir__ = modules.listing(__all__)
 modules.bind(sys.modules[__name__], horovod.torch)
 # Export Horovod's public names too, so that `import *` from here gives all that it gives from `horovod.torch`.
 __all__.extend(name for name in dir(horovod.torch) if not name.startswith("_") and name not in __all__)

@@ -29,16 +29,9 @@ class GradientBucket:
     """A bucket: gradients of one dtype in one flat tensor, in the order in which backward makes them.
 
     After `take` a parameter's `grad` is a view of the flat tensor, so a round's result needs no copy back. If `grad`
-    was None before backward, backward has made a new tensor, and `take` copies it.
-
-    Args:
-        name: the name of the bucket.
-        parameters: the parameters, all on one device, in the order of backward.
-        compression: same as in `hvd.DistributedOptimizer`.
-        members: descriptions of the parameters (see `bucket_config.member`). Ranks compare them in round 0, and errors
-            name them.
-        unscaled: whether gradients travel without their loss scale. Then they travel as float32 instead of float16,
-            because small gradients would become 0 in float16.
+    was None before backward, backward has made a new tensor, and `take` copies it. All parameters are on one device.
+    Ranks compare `members` (texts of `bucket_config.member`) in round 0, and errors name them. If `unscaled`, gradients
+    travel without their loss scale. Float16 travels as float32 then, because small gradients would become 0 in float16.
     """
 
     def __init__(
@@ -110,11 +103,7 @@ class GradientBucket:
         return not self.missing
 
     def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: float) -> None:
-        """Divide the bucket's gradients by `scale`, compress them, and call `start` to begin their reduction.
-
-        Raises:
-            ValueError: the compression changes more than the dtype.
-        """
+        """Divide by `scale`, compress, and call `start`. A compression of more than the dtype raises ValueError."""
         for stream in self._streams:  # wait for copies of gradients, which run on the CUDA streams of forward passes
             torch.cuda.current_stream(self.flat.device).wait_stream(stream)
         self._streams.clear()
@@ -130,10 +119,9 @@ class GradientBucket:
         self.handle = start(wire)
 
     def wait(self) -> bool:
-        """Wait until this rank's arrival at the bucket has a result.
+        """Wait until this rank's arrival at the bucket has a result. Returns `is_unchanged`.
 
         The result is then in the tensor that travels. With replay it is in the core until `take_round` takes it.
-        Returns whether the gradients are unchanged since the arrival. (The application may have changed them.)
         """
         assert self.handle is not None
         self.handle.synchronize()
@@ -185,10 +173,7 @@ class GradientBucket:
         self.reset()
 
     def collect(self, process_set: int) -> None:
-        """Copy missed results from the core into the tensor that travels, without an arrival.
-
-        Sets `empty` if this rank has missed no round with a gradient.
-        """
+        """Copy missed results from the core to `wire`, without an arrival. Sets `empty` if no gradient was missed."""
         handle = runtime.collect(process_set, self.name, self.wire_address())
         self.empty = handle is None or handle.info().empty
 
@@ -226,10 +211,7 @@ def plan(
 ) -> list[list[torch.nn.Parameter]]:
     """Plan which gradients travel together, without measurements. Returns the parameters of each bucket.
 
-    Args:
-        parameters: the parameters that need gradients, in the order of the model.
-        groups: buckets that the user has asked for. The remaining parameters are packed by size.
-        bucket_bytes: a bucket takes no further gradient once it has reached this size, in bytes.
+    Each of the user's `groups` is a bucket. Others, in the model's order, fill a bucket until it has `bucket_bytes`.
     """
     listed = list(parameters)
     positions = {parameter: index for index, parameter in enumerate(listed)}

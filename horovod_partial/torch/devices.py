@@ -9,11 +9,7 @@ from horovod_partial.exchange.devices import gpu_refusal
 
 
 def check_device(device: torch.device) -> None:
-    """Check that partial collectives can reduce tensors on a device.
-
-    Raises:
-        ValueError: the device is neither the CPU nor a CUDA device, or Horovod or the settings do not allow CUDA devices.
-    """
+    """Raise ValueError for a device other than the CPU, unless it is CUDA's, and Horovod and the settings allow it."""
     if device.type == "cpu":
         return
     advice = "use sync=hvd.Full(), or move them to the CPU"
@@ -29,11 +25,7 @@ def device_number(device: torch.device) -> int:
 
 
 def stream_handle(device: torch.device) -> int:
-    """Return CUDA's handle of PyTorch's current stream on a device; 0 for the CPU.
-
-    Raises:
-        RuntimeError: the stream is being captured into a graph.
-    """
+    """Return CUDA's handle of PyTorch's current stream; 0 for the CPU. Raises RuntimeError during a graph capture."""
     if device.type == "cpu":
         return 0
     if torch.cuda.is_current_stream_capturing():

@@ -183,12 +183,7 @@ class DynamicShardingSampler(Sampler[list[int]]):
 class _Pass:
     """An epoch, or the rest of one, that a loop over a `DynamicShardingLoader` has begun.
 
-    A pass consists of consecutive updates of the optimizer.
-
-    Attributes:
-        plan: the samples of the pass's micro-batches.
-        first: the optimizer's `rounds` before the first update of the pass.
-        end: the optimizer's `rounds` after the last update of the pass.
+    A pass consists of consecutive updates. The optimizer's `rounds` are `first` before them, and `end` after them.
     """
 
     def __init__(self, loader: DataLoader[Any], optimizer: Any, first: int) -> None:
@@ -239,10 +234,7 @@ class _Batches:
         self._handed_out = current.sampler._handed_out if has_workers else deque()
 
     def get(self, update: int, number: int) -> Any:
-        """Return the batch of a micro-batch.
-
-        Batches that were prefetched for earlier micro-batches are dropped, because other ranks have made these.
-        """
+        """Return the batch of a micro-batch. Drops prefetched batches before it: other ranks have made these."""
         wanted = update, number
         while number in self._plan.own and self._handed_out and self._handed_out[0] <= wanted:
             found, batch = self._handed_out.popleft(), next(self._workers)
@@ -261,11 +253,8 @@ class _Batches:
 class _Timeline:
     """Says to which pass (an epoch, or the rest of one) each update of an optimizer belongs.
 
-    It is the same on all ranks without any message, because all ranks begin the same loops in the same order.
-
-    Attributes:
-        passes: the passes that have begun and are not over, oldest first.
-        loop: an object that stands for the newest loop. By it a loop knows whether it is the newest one.
+    It is the same on all ranks without any message, because all ranks begin the same loops in the same order. `passes`
+    have begun and are not over, oldest first. `loop` stands for the newest loop.
     """
 
     def __init__(self) -> None:

@@ -19,15 +19,7 @@ class GradientFamily(Family):
     """The buckets of one optimizer's gradients. A rank arrives at them one by one, and takes their results together.
 
     `hvd.DistributedOptimizer` arrives at a bucket during backward, as soon as the bucket has all of its gradients.
-    Keras arrives at all buckets after backward.
-
-    Args:
-        process_set: the ranks that take part.
-        buckets: the buckets.
-        options: arguments of `make_config` for all of these buckets.
-
-    Raises:
-        ValueError: an option is wrong.
+    Keras arrives at all buckets after backward. Wrong `options` (arguments of `make_config`) raise ValueError.
     """
 
     def __init__(self, process_set: ProcessSet, buckets: Sequence[GradientBucket], options: dict[str, Any]) -> None:
@@ -72,10 +64,7 @@ class GradientFamily(Family):
         return any(bucket.is_under_way for bucket in self.buckets)
 
     def wait(self) -> list[bool]:
-        """Wait until the round of each bucket has ended, and expect the gradients of the next step.
-
-        Returns for each bucket whether its gradients are unchanged since the arrival.
-        """
+        """Wait until all rounds have ended, and expect the next gradients. Returns each bucket's `is_unchanged`."""
         unchanged = [bucket.wait() for bucket in self.buckets]
         for bucket in self.buckets:
             bucket.handle = None
@@ -83,13 +72,11 @@ class GradientFamily(Family):
         return unchanged
 
     def take_round(self) -> int:
-        """Take the oldest round that this rank has not taken: write its results into the buckets.
+        """Write the oldest round that this rank has not taken into the buckets. Returns its number of gradients, or 0.
 
-        A round without any gradient is skipped (a flush may make one), because a step with zeros would move weights by
-        momentum and decay. If only some buckets have gradients, the others count as zeros, on every rank.
-
-        Returns:
-            How many gradients the round contains, summed over the buckets; 0 if there is no round to take.
+        The number is a sum over the buckets. It is 0 if there is no round. A round without any gradient is skipped (a
+        flush may make one), because a step with zeros would move weights by momentum and decay. If only some buckets
+        have gradients, the others count as zeros, on every rank.
         """
         addresses = [bucket.wire_address() for bucket in self.buckets]
         number = self._process_set.process_set_id
@@ -108,10 +95,7 @@ class GradientFamily(Family):
         return any(not bucket.empty for bucket in self.buckets) or not self.buckets
 
     def collect(self) -> bool:
-        """Write the results that this rank has missed into the buckets, without an arrival.
-
-        Returns whether there were any results.
-        """
+        """Write missed results into the buckets, without an arrival. Returns whether there were any."""
         for bucket in self.buckets:
             bucket.collect(self._process_set.process_set_id)
         return self.take_results()

@@ -35,10 +35,7 @@ def wrap(
     These things differ from Horovod: the optimizer's state and `defaults` are kept; `zero_grad` takes `set_to_none`;
     bfloat16 gradients are reduced as float32; gradients of a closure are reduced each time when the step evaluates it;
     hooks of the step run once; the result can be pickled (it is unwrapped when it is loaded), and it is freed when
-    nothing refers to it.
-
-    Raises:
-        ValueError: gradients are to be clipped or transformed, and `op` is Adasum, which does not reduce gradients.
+    nothing refers to it. Adasum with clipping or a transform raises ValueError, because it reduces no gradients.
     """
     state, defaults, process_set = optimizer.state, optimizer.defaults, arguments["process_set"]
     has_bfloat16 = any(p.dtype == torch.bfloat16 for group in optimizer.param_groups for p in group["params"])
@@ -149,10 +146,7 @@ def _reduce_last_group(optimizer: Any) -> None:
 
 
 def _is_synchronized(optimizer: Any) -> bool:
-    """Return whether the gradients are reduced.
-
-    Horovod's flag `_synchronized` is not enough: it stays True if a GradScaler has skipped the last step.
-    """
+    """Return whether gradients are reduced. If a GradScaler has skipped a step, `_synchronized` alone stays True."""
     return optimizer._synchronized and not optimizer._handles
 
 
@@ -161,10 +155,9 @@ _horovods_class_is_changed = threading.Lock()  # a thread holds this lock while 
 
 @contextmanager
 def _weak_hooks() -> Iterator[None]:
-    """Context in which Horovod makes gradient hooks that refer weakly to the wrapped optimizer.
+    """Context in which Horovod's gradient hooks refer weakly to the wrapped optimizer, so that it can be wrapped again.
 
-    With Horovod's own hooks, parameters would keep a wrapper alive, and its hooks would still reduce gradients after
-    another wrapper has replaced it. With weak hooks an optimizer can be wrapped again.
+    Horovod's own hooks would keep a replaced wrapper alive, and it would still reduce gradients.
     """
     kind = horovod_optimizer._DistributedOptimizer
     make_hook = kind._make_hook
@@ -188,10 +181,7 @@ def _weak_hooks() -> Iterator[None]:
 
 
 def _reduced(optimizer: Any, closure: Callable[[], Any], round_steps: RoundSteps) -> Any:
-    """Evaluate a step's closure once, and reduce the gradients that it makes.
-
-    Returns the loss of this rank or, for LBFGS, the loss reduced over the ranks.
-    """
+    """Evaluate a closure once, and reduce its gradients. Returns this rank's loss, or for LBFGS the reduced loss."""
     optimizer._synchronized = False
     loss = closure()
     if not optimizer._synchronized:  # a closure may have called `synchronize` itself, to clip gradients
@@ -208,14 +198,7 @@ def _reduced(optimizer: Any, closure: Callable[[], Any], round_steps: RoundSteps
 
 
 def _refuse_scaler_of_local_gradients(optimizer: Any) -> bool:
-    """Refuse a GradScaler that the optimizer was not wrapped with, while gradients are under way.
-
-    This is the getter of a property that `GradScaler.step` reads first. Programs that follow Horovod's recipe call
-    `synchronize` before, so no gradients are under way.
-
-    Raises:
-        RuntimeError: gradients are under way.
-    """
+    """Raise RuntimeError if gradients are under way when `GradScaler.step` reads this property."""
     if optimizer._handles:
         raise RuntimeError(
             "a GradScaler steps an optimizer that was wrapped without it, while gradients are under way: each rank would skip "

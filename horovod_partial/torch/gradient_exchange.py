@@ -40,16 +40,8 @@ class GradientExchange(Exchange):
     Gradient hooks run in autograd's threads, everything else runs in the application's threads. The application goes on
     only after backward has ended. So the two never run at the same time, and nothing here needs a lock.
 
-    The arguments from `compression` to `merging` are those of `hvd.DistributedOptimizer`.
-
-    Args:
-        optimizer: the optimizer whose gradients are reduced.
-        names: the names of the optimizer's parameters.
-        round_steps: changes the gradients of each round, and calls the user's hooks after the round.
-        bucket_options: arguments of `make_config`, and `gradient_predivide_factor`.
-
-    Raises:
-        ValueError: an argument is wrong, or does not suit the optimizer.
+    `bucket_options` has arguments of `make_config`, and `gradient_predivide_factor`. Most other arguments are those of
+    `hvd.DistributedOptimizer`. If one does not suit the optimizer, this raises ValueError.
     """
 
     bucket_class = GradientBucket
@@ -260,11 +252,7 @@ class GradientExchange(Exchange):
         self.synchronized = True
 
     def _wait_for_buckets(self) -> None:
-        """Wait until the round of this step has ended, then put a result into the parameters' gradients.
-
-        With replay, the result is that of the oldest round that this rank has not taken. Otherwise it is the result of
-        this step's arrival.
-        """
+        """Wait for this step's round. Gradients become its result, or with replay the oldest round not taken yet."""
         with self._applying():
             unchanged = self._family.wait()
         if self._merging is not None:
@@ -281,20 +269,12 @@ class GradientExchange(Exchange):
         self._has_told = False
 
     def _take_round(self) -> bool:
-        """Put the result of the oldest round that this rank has not taken into the parameters' gradients.
-
-        Returns False if there is no such round.
-        """
+        """Put the oldest round that this rank has not taken into the gradients. Returns False if there is none."""
         gradients = self._family.take_round()
         return gradients > 0 and self._show(True, steps=self._family.steps_of(gradients))
 
     def _show(self, has_result: bool, *, steps: float) -> bool:
-        """Let each parameter's `grad` be what its bucket holds.
-
-        Args:
-            has_result: whether the buckets hold the result of a round. This is also the return value.
-            steps: the number of local steps in the result, as an average over the ranks. `steps_in_round` shows it.
-        """
+        """Let each `grad` be what its bucket holds, from `steps` steps per rank on average. Returns `has_result`."""
         self._steps_in_round = steps
         self._family.show(self._frozen)
         return has_result
@@ -331,11 +311,7 @@ class GradientExchange(Exchange):
         return loss
 
     def _check_layers(self, optimizer: Any) -> None:
-        """Note which parameters have been frozen since the optimizer was wrapped.
-
-        Raises:
-            RuntimeError: a parameter needs gradients now but is in no bucket, so its gradient would not be reduced.
-        """
+        """Note frozen parameters. Raises RuntimeError if a parameter in no bucket needs gradients now."""
         new = [
             p
             for group in optimizer.param_groups
@@ -408,8 +384,7 @@ class GradientExchange(Exchange):
     def applies_ahead(self) -> bool:
         """Whether rounds can be applied to a copy of the model now.
 
-        This is impossible while backward runs, while the user sees the result of a round, or on a CUDA stream other than
-        the default one.
+        They cannot while backward runs, while the user sees a result, or on a CUDA stream other than the default one.
         """
         if not self._replays or not self._hooks or self._has_result or self._is_applying:
             return False

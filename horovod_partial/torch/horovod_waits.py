@@ -16,8 +16,7 @@ _LEAST_NS = 50_000  # shorter waits for Horovod's operations are not recorded: t
 def install(runtime: Runtime) -> None:
     """Replace Horovod's functions for waiting and polling. A second call does nothing.
 
-    From now on the core knows which threads wait for Horovod, rounds are taken during such waits, and the waits are
-    noted if this rank writes a recording or watches its steps.
+    The core learns which threads wait for Horovod. Rounds are taken meanwhile. A recording or a watch notes the waits.
     """
     library = mpi_ops.mpi_lib
     wait, poll = library.horovod_torch_wait_and_clear, library.horovod_torch_poll

@@ -22,21 +22,13 @@ from horovod_partial.torch.operations import runtime
 
 
 class Merging:
-    """The gradients of one optimizer of PyTorch, and the plan by which they travel. A new plan may come between two steps.
+    """The gradients of one optimizer, and the plan by which they travel. A new plan may come between two steps.
 
     This object belongs to one generation of Horovod. Gradient hooks call `gradient` in autograd's threads. The
     application's thread calls all other methods, and never at the same time.
 
-    Args:
-        options: the user's argument `merging`.
-        names: the trained parameters with their names, in the order of the model.
-        process_set: the ranks that take part.
-        name: prefix of the buckets' names.
-        messages: the parameters of each bucket before there is a plan.
-        wire_bytes: returns how many bytes of a parameter's gradient travel.
-
-    Attributes:
-        buckets: the parameters of each bucket, by the name of the bucket.
+    `names` has the trained parameters in the order of the model. `messages` are the buckets before there is a plan, and
+    `buckets` those of now, by name. `wire_bytes` returns how many bytes of a parameter's gradient travel.
     """
 
     def __init__(
@@ -126,11 +118,8 @@ class Merging:
 class Collectives:
     """The collectives by which ranks plan merged gradients, in PyTorch.
 
-    Args:
-        process_set: the ranks that take part.
-        reduce: sums a tensor over the ranks under a name, in the same way as the training, and waits. It returns False
-            if the sum does not contain this rank's contribution.
-        device: the device of the tensors that measure what a message costs.
+    `reduce` sums a tensor under a name over the ranks, in the same way as the training, and waits. It returns False if
+    the sum lacks this rank's contribution. `device` holds the tensors that measure what a message costs.
     """
 
     def __init__(
@@ -143,10 +132,7 @@ class Collectives:
     def everybody_is_here(self, name: str) -> bool:
         """Wait for all ranks. Returns False if some rank does not come, because it is out of training.
 
-        Call it before a flush, because a rank out of training may be in another flush.
-
-        Raises:
-            HorovodInternalError: a rank is out of training and has never called this.
+        Call it before a flush: that rank may be in one. If that rank never called this, it raises HorovodInternalError.
         """
         model = torch.zeros(1, device="cpu")
         handle = arrive(model, model, name, Quorum(1.0), self._process_set)

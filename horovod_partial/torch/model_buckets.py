@@ -13,11 +13,9 @@ from horovod_partial.torch.devices import check_device
 class ModelBucket:
     """Tensors of a model that travel together, so that all of them belong to the same round.
 
-    The tensors are copied into a flat one, because the optimizer may write them while the copy travels. Tensors of half
-    precision travel as float32, so that their average is exact enough. If one tensor is float64, all travel as float64.
-
-    Raises:
-        ValueError: a tensor is not of a floating-point type, its device is not supported, or the devices differ.
+    The tensors are copied into a flat one, because the optimizer may write them while the copy travels. Half precision
+    travels as float32, so that the average is exact enough. If one tensor is float64, all travel as float64. Tensors
+    without a floating-point type, on an unsupported device or on several devices raise ValueError.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -57,13 +55,7 @@ def averaged_tensors(
 
     State means tensors that the optimizer keeps in the shape of a parameter, such as momentum. Counters of steps are
     not averaged. If a parameter has had no gradient on this rank, it has no state here. Its state counts as zeros then,
-    because state begins with zeros.
-
-    Args:
-        parameters: the trained parameters.
-        state: the state of the optimizer.
-        average: what the policy averages: some of `"parameters"`, `"buffers"` and `"state"`.
-        named_buffers: the buffers of the model with their names.
+    because state begins with zeros. `average` has some of `"parameters"`, `"buffers"` and `"state"`.
     """
     tensors: list[torch.Tensor] = list(parameters)
     if "buffers" in average:

@@ -19,14 +19,13 @@ from horovod_partial import _core
 from horovod_partial.checks import require
 from horovod_partial.exchange import models
 from horovod_partial.exchange.wp_sgd import average_converges, average_is_useful
-from horovod_partial.policies import GroupAverage, ModelPolicy, WeightedAverage
+from horovod_partial.policies import ModelPolicy, WeightedAverage
 from horovod_partial.runtime import bucket_config
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.torch.model_buckets import ModelBucket, averaged_tensors
 from horovod_partial.torch.model_operations import arrive, signal
 from horovod_partial.torch.operations import PartialHandle, runtime
 from horovod_partial.torch.round_steps import RoundSteps
-from horovod_partial.torch.slow_momentum import SlowMomentumState
 from horovod_partial.torch.wrapping import Exchange, Name
 
 # By the bytes of an element: the integers that its bits make, and the type of their sum. PyTorch adds integers of 32 bits in a
@@ -43,11 +42,9 @@ _INTEGERS = {
 class WeightedAverageInfo:
     """What went into an average by `hvd.WeightedAverage`.
 
-    Attributes:
-        steps: how many steps each rank had taken since the previous average, by rank.
-        weights: the weight of each rank's model, by rank; bit for bit the same on every rank.
-        useful: whether the average has a better bound than the fastest rank's model alone (`wp_sgd.average_is_useful`).
-        converges: whether the bound holds if such averages are repeated (`wp_sgd.average_converges`).
+    The tuples are by rank: a rank's steps since the previous average, and the weight of its model, bit for bit the same
+    on every rank. `useful` is `wp_sgd.average_is_useful`: the bound is better than that of the fastest rank's model
+    alone. `converges` is `wp_sgd.average_converges`: the bound holds if such averages are repeated.
     """
 
     steps: tuple[int, ...]
@@ -59,18 +56,8 @@ class WeightedAverageInfo:
 class ModelExchange(models.ModelExchange, Exchange):
     """Averages an optimizer's model under a policy of models: a local step, then an average.
 
-    Only one thread may use this object at a time, same as any optimizer.
-
-    Args:
-        optimizer: the optimizer whose model is averaged.
-        names: the names of the optimizer's parameters.
-        named_buffers: the buffers of the model with their names, for a policy that averages them.
-        process_set: the ranks that take part.
-        policy: the policy.
-        round_steps: the clipping, transforms and hooks around each step.
-
-    Raises:
-        ValueError: there is nothing to average.
+    Only one thread may use this object at a time, same as any optimizer. An optimizer without trained parameters raises
+    ValueError. Only policies with "buffers" in `average` use `named_buffers`.
     """
 
     runtime = runtime
@@ -105,9 +92,6 @@ class ModelExchange(models.ModelExchange, Exchange):
         # Checksums of the parameters whose average runs beside the program's work; None while no such average is under way.
         self._checksums: torch.Tensor | None = None
         self._forward_hook: Any = None
-        self._slow_momentum = None if policy.slow_momentum is None else SlowMomentumState(policy.slow_momentum)
-        # The function that updates the slow momentum by the result of the average under way; None for no update.
-        self._learn: Callable[[torch.Tensor], None] | None = None
         self._local_steps = 0
         self._flushed_at = 0  # how many steps this rank had taken at the last flush
         self.thread = 0  # the thread that took the last step; 0 before the first step
@@ -140,15 +124,7 @@ class ModelExchange(models.ModelExchange, Exchange):
         self._enter()
         steps = self.steps_to_average()
         if steps is not None:
-            bucket = self._pack(self._tensors(optimizer))
-            flat = bucket.flat
-            self._learn = None
-            if self._slow_momentum is not None and self.averages_all():
-                if isinstance(self.policy, GroupAverage) and self.rounds == 0:
-                    self._learn = self._slow_momentum.begin_at  # before the first average there is no momentum
-                else:
-                    self._slow_momentum.contribute(self._parameters_of(flat))
-                    self._learn = self._slow_momentum.take
+            flat = self._pack(self._tensors(optimizer)).flat
             self._in_flight = arrive(flat, flat, self.name, self.policy, self.process_set, steps, members=self._members)
             if not self.policy.overlap:
                 self.synchronize()
@@ -170,8 +146,7 @@ class ModelExchange(models.ModelExchange, Exchange):
     def _changed(self) -> str:
         """Return the name of a parameter that has changed since the average under way began; empty if there is none.
 
-        The average would overwrite the change. Checksums find almost every change, also one that Horovod makes, or that goes
-        through `parameter.data`. Buffers and the optimizer's state are not checked.
+        Checksums find almost every change, also by Horovod or through `parameter.data`, but none of buffers and state.
         """
         if self._checksums is None:
             return ""
@@ -191,11 +166,7 @@ class ModelExchange(models.ModelExchange, Exchange):
         return evaluated
 
     def synchronize(self) -> None:
-        """Wait for the average that is under way, if any. With the policy's `overlap` there may be one after a step.
-
-        Raises:
-            RuntimeError: a parameter was changed meanwhile; the average would overwrite the change.
-        """
+        """Wait for the average under way, if any. Raises RuntimeError if a parameter was changed meanwhile."""
         if changed := self._end_average():
             raise RuntimeError(
                 f"{changed} was changed between a step and the end of its average, under {self.policy!r}: call "
@@ -214,12 +185,9 @@ class ModelExchange(models.ModelExchange, Exchange):
         handle.synchronize()
         info = handle.info()
         self.last_round = info
-        self._taken = info.round + 1
         if changed or (info.late and not models.takes_late(self.policy)):
             return changed
         bucket.unpack()
-        if self._learn is not None and not info.late:
-            self._learn(self._parameters_of(bucket.flat))
         if isinstance(self.policy, WeightedAverage):
             self.last_average = WeightedAverageInfo(
                 steps=info.work,
@@ -237,10 +205,6 @@ class ModelExchange(models.ModelExchange, Exchange):
         self._bucket.pack()
         return self._bucket
 
-    def _parameters_of(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return the parameters within a packed model, in one dimension. They lie before buffers and state."""
-        return flat[: sum(parameter.numel() for parameter in self._trained)]
-
     def _forget_in_flight(self) -> None:
         self._in_flight = self._checksums = None
         if self._forward_hook is not None:
@@ -257,8 +221,6 @@ class ModelExchange(models.ModelExchange, Exchange):
         handle = arrive(bucket.flat, bucket.flat, name, policy, self.process_set, work)
         handle.synchronize()
         bucket.unpack()
-        if self._slow_momentum is not None:
-            self._slow_momentum.begin_at(self._parameters_of(bucket.flat))
         return handle.info().work
 
     @property
@@ -285,14 +247,6 @@ class ModelExchange(models.ModelExchange, Exchange):
     def before_state_dict(self) -> None:
         self.synchronize()
 
-    def state_dict(self) -> dict[str, Any]:
-        state = None if self._slow_momentum is None else self._slow_momentum.state_dict()
-        return {} if state is None else {"slow_momentum": state}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self._slow_momentum is not None:
-            self._slow_momentum.load_state_dict(state_dict.get("slow_momentum"))
-
     def forget(self) -> None:
         if runtime.failed or not runtime.is_initialized():
             self._forget_in_flight()
@@ -300,4 +254,3 @@ class ModelExchange(models.ModelExchange, Exchange):
         self.settle()
         if self._tenure.is_current:
             runtime.clear(self.process_set.process_set_id, [self.name])
-            self._taken = self.rounds

@@ -49,8 +49,8 @@ def average(
     Args:
         tensor: the model, contiguous, of any shape; float16, float32, float64, or bfloat16, which travels as float32. Its
             shape and dtype are the same on every rank. Do not touch it while the operation runs.
-        policy: what to average with whom, a policy or its text; the same on every rank. The fields `average`, `overlap`
-            and `slow_momentum` are for optimizers.
+        policy: what to average with whom, a policy or its text; the same on every rank. The fields `average` and
+            `overlap` are for optimizers.
         name: name of the bucket, the same on every rank and in every round. Required.
         steps: the steps that this rank has taken since the last average, 0 or more. `hvd.WeightedAverage` needs it; no
             other policy takes it.
@@ -65,18 +65,6 @@ def average(
             reduces with an operation without groups (hierarchical, torus, oneCCL). The message names the operation.
     """
     return synchronize(average_async(tensor, policy, name, steps=steps, process_set=process_set))
-
-
-def average_(
-    tensor: torch.Tensor,
-    policy: ModelPolicy | str,
-    name: str | None = None,
-    *,
-    steps: int | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    """Same as `hvd.average`, but the tensor is overwritten by the average."""
-    return synchronize(average_async_(tensor, policy, name, steps=steps, process_set=process_set))
 
 
 def average_async(
@@ -96,18 +84,6 @@ def average_async(
     return arrive(tensor, empty_like(tensor), name, of_average(policy, steps), process_set, steps or 0)
 
 
-def average_async_(
-    tensor: torch.Tensor,
-    policy: ModelPolicy | str,
-    name: str | None = None,
-    *,
-    steps: int | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> PartialHandle:
-    """Same as `hvd.average_async`, but the tensor is overwritten by the average."""
-    return arrive(tensor, tensor, name, of_average(policy, steps), process_set, steps or 0)
-
-
 def arrive(
     tensor: torch.Tensor,
     output: torch.Tensor,
@@ -118,19 +94,10 @@ def arrive(
     *,
     members: Sequence[str] = (),
 ) -> PartialHandle:
-    """Arrive with a model at its bucket, under a policy of models.
+    """Arrive with a model at its bucket. The average goes to `output`, which has the model's shape and dtype.
 
-    Args:
-        tensor: the model.
-        output: the tensor that the average is written to, of the same shape and dtype.
-        name: name of the bucket.
-        policy: a policy of models, or `Quorum(1.0)` for a plain average over all ranks that are in training.
-        process_set: the ranks that take part.
-        work: the steps, or the iteration, that decide the model's weight.
-        members: the tensors within the model, each as a text of `bucket_config.member`.
-
-    Raises:
-        ValueError: the tensor or the name cannot be used, or Horovod has not been initialised.
+    `Quorum(1.0)` makes a plain average over all ranks in training. `work`, in steps or iterations, decides the weight.
+    `members` are texts of `bucket_config.member`. A wrong tensor or name, or a call before `init`, raises ValueError.
     """
     name = check_arguments(tensor, name, process_set)
     if not tensor.dtype.is_floating_point:
@@ -148,10 +115,7 @@ def arrive(
 
 
 def signal(name: str, process_set: ProcessSet) -> None:
-    """Run a round of a bucket, to tell the other ranks that some rank has made this call.
-
-    Only the first round waits for all ranks.
-    """
+    """Tell the other ranks of this call, by a round of a bucket. Only the first round waits for all ranks."""
     nothing = torch.zeros(1, device="cpu")  # the bucket is declared on the CPU, whatever PyTorch's default device is
     config = make_config(
         dtype=nothing.dtype, shape=tuple(nothing.shape), size=runtime.size_of(process_set), **bucket_config.of_signals()

@@ -36,9 +36,8 @@ _DTYPES = {torch.int32: 4, torch.int64: 5, torch.float16: 6, torch.float32: 7, t
 class _InFlight:
     """Keeps the tensors of operations alive until the operations have ended, even if the program drops the handles.
 
-    Some handles are never synchronized, for example after a failed backward pass. `add` removes operations that have
-    ended, but only when the set has grown to twice its size after the last removal, so the cost per operation stays
-    small. Any thread may use this object.
+    Some handles are never synchronized, for example after a failed backward pass. `add` removes ended operations, but
+    only when the set has doubled, so the cost per operation stays small. Any thread may use this object.
     """
 
     def __init__(self) -> None:
@@ -175,11 +174,7 @@ def make_config(
 
 
 def wire_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which tensors of a dtype travel. Horovod 0.28.1 lacks bfloat16, which travels as float32.
-
-    Raises:
-        ValueError: Horovod does not reduce tensors of this type.
-    """
+    """Return the dtype that travels: float32 for bfloat16. Raises ValueError for others that Horovod 0.28.1 lacks."""
     if dtype == torch.bfloat16:
         return torch.float32
     if dtype not in _DTYPES:
@@ -376,10 +371,7 @@ def submit(
     config: _attach.BucketConfig,
     work: int = 0,
 ) -> PartialHandle:
-    """Arrive at a bucket's open round with a contiguous tensor, as float32 if Horovod cannot reduce its dtype.
-
-    `output` gets the result. `work` are the steps, or the iteration, that decide the weight of a model.
-    """
+    """Arrive at a bucket with a contiguous tensor. `work`, in steps or iterations, decides the weight of a model."""
     wire = wire_dtype(tensor.dtype)
     source = tensor if wire == tensor.dtype else tensor.to(wire)
     target = output if wire == output.dtype else torch.empty_like(source)

@@ -74,7 +74,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         groups: same as in Horovod. Under a partial policy each group is a bucket; other gradients are packed by size.
         sparse_as_dense: same as in Horovod; a partial policy needs it if gradients are sparse.
         process_set: same as in Horovod.
-        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, `hvd.Auto()`, a model policy, or the
+        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, a model policy, or the
             policy's name; None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`, which is Horovod's own optimizer.
         merging: `hvd.MergedGradients()` packs gradients by a measured plan (see `optimizer.merging_plan`). None leaves
             packing to Horovod under `Full()`, and packs by size (`HOROVOD_PARTIAL_BUCKET_MB`) under a partial policy.
@@ -178,10 +178,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
 
 def _refuse_unknown_scaler(_: torch.optim.Optimizer) -> bool:
-    """Raise an error about a GradScaler that the optimizer was not wrapped with.
-
-    This is the getter of `_step_supports_amp_scaling`, the property that `GradScaler.step` reads first.
-    """
+    """Raise RuntimeError when `GradScaler.step` reads this property: the optimizer was wrapped without a scaler."""
     raise RuntimeError(
         "a GradScaler steps an optimizer that was wrapped without it: late gradients would be applied with their scale. "
         "Pass it: hvd.DistributedOptimizer(..., grad_scaler=scaler)"

@@ -22,11 +22,8 @@ _owners: Any = WeakTensorKeyDictionary()
 def take_over(optimizer: Any, process_set: ProcessSet) -> None:
     """Make a wrapped optimizer the owner of its parameters, except those that require no gradient.
 
-    An earlier wrapper of any of these parameters reduces nothing from now on. If this rank is not in the process set,
-    nothing changes, because the new wrapper reduces nothing here.
-
-    Raises:
-        ValueError: an earlier wrapper is in the middle of a step.
+    An earlier wrapper of any of these parameters reduces nothing from now on. If it is in the middle of a step, this
+    raises ValueError. On a rank outside the process set nothing changes, because the new wrapper reduces nothing here.
     """
     if runtime.is_initialized() and not process_set.included():
         return
@@ -46,11 +43,7 @@ def take_over(optimizer: Any, process_set: ProcessSet) -> None:
 
 
 def require_ownership(optimizer: Any) -> None:
-    """Refuse a step of a wrapped optimizer if a later wrapper reduces the gradients of its parameters.
-
-    Raises:
-        RuntimeError: a later wrapper has taken over parameters of this one.
-    """
+    """Raise RuntimeError if a later wrapper has taken over parameters of this optimizer."""
     if optimizer.gives_way:
         raise RuntimeError(
             "a later hvd.DistributedOptimizer was made for parameters of this one, and reduces their gradients: take steps with "

@@ -28,10 +28,7 @@ class _Own(NamedTuple):
 class ReplicaState:
     """The values of one replica by keys. Implements `horovod_partial.runtime.healing.Replica`.
 
-    Args:
-        optimizer: the optimizer. Its state and parameter groups belong to the replica.
-        names: the parameters that belong to the replica, with their names.
-        followers: objects that change with the optimizer's rounds. They have `state_dict` and `load_state_dict`.
+    `followers` change with the optimizer's rounds. They have `state_dict` and `load_state_dict`.
     """
 
     def __init__(

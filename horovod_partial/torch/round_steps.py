@@ -23,17 +23,8 @@ class RoundSteps:
     A late rank applies several rounds in one call of `step`, and every rank must treat a round alike. Code that the
     user puts around `step` runs only once per call. Code that is given to this class runs for each round.
 
-    Args:
-        max_grad_norm: `max_norm` of `torch.nn.utils.clip_grad_norm_`, over all gradients of the optimizer together;
-            above 0. None does not clip.
-        max_grad_value: `clip_value` of `torch.nn.utils.clip_grad_value_`, above 0. None does not clip.
-        grad_transform: changes the list of gradients in place, before they are clipped.
-
-    Attributes:
-        steps: steps per rank, on average, whose gradients the newest round contains.
-
-    Raises:
-        ValueError: an argument is out of its range, or of another type.
+    The arguments are those of `hvd.DistributedOptimizer`. None does not clip. A bound that is not above 0, or another
+    type, raises ValueError. The newest round contains `steps` steps per rank, on average.
     """
 
     def __init__(
@@ -68,10 +59,7 @@ class RoundSteps:
         }
 
     def before(self, optimizer: torch.optim.Optimizer, steps: float = 1.0) -> None:
-        """Transform and clip the gradients of a round, which lie in the optimizer's parameters.
-
-        `steps` is how many steps per rank, on average, the round contains.
-        """
+        """Transform and clip the gradients of a round. The round contains `steps` steps per rank, on average."""
         self.steps = steps
         if not self.changes_gradients:
             return

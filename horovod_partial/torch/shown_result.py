@@ -32,8 +32,7 @@ class ShownResult:
     def show(self, buckets: Sequence[GradientBucket], *, misses_more: bool) -> None:
         """Remember the gradients that the program sees from now on, to notice whether it changes them.
 
-        PyTorch's version counter tells of most changes, but not of all. If the rank has missed more rounds, as
-        `misses_more` says, a change must not be overlooked, so copies are kept too.
+        PyTorch's version counter overlooks some changes. If the rank `misses_more` rounds, copies find those, too.
         """
         self._versions = [bucket.flat._version for bucket in buckets]
         self._misses_more = misses_more
@@ -44,11 +43,7 @@ class ShownResult:
         self._versions, self._copies = [], []
 
     def was_changed(self, buckets: Sequence[GradientBucket]) -> bool:
-        """Return whether the program has changed the shown result by hand, and forget the result.
-
-        Raises:
-            RuntimeError: the program has changed it, and this rank has missed more rounds.
-        """
+        """Forget the shown result; return if it was changed. A change raises RuntimeError if more rounds are missed."""
         versions, copies = self._versions, self._copies
         self.forget()
         if not versions:
@@ -62,11 +57,7 @@ class ShownResult:
         return True
 
     def leave_out(self) -> None:
-        """Forget the shown result, because the program has taken no step with it.
-
-        Raises:
-            RuntimeError: this rank has missed more rounds.
-        """
+        """Forget the shown result: no step has used it. Raises RuntimeError if this rank has missed more rounds."""
         is_left_out = bool(self)
         self.forget()
         if not is_left_out:

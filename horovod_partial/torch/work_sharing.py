@@ -31,10 +31,7 @@ class MicroBatchBucket(GradientBucket):
             self.wire = torch.empty_like(self.flat, dtype=self.wire_dtype)
 
     def add(self, parameter: torch.nn.Parameter, gradient: torch.Tensor | None, scale: float) -> bool:
-        """Add a parameter's gradient, divided by `scale`, to the bucket's sum. None counts as zeros.
-
-        Returns whether the bucket has all gradients of this micro-batch now.
-        """
+        """Add a gradient, divided by `scale`, to the sum. None counts as zeros. Returns whether the bucket is full."""
         view = self.views[parameter]
         if view.is_cuda:
             self._streams.add(torch.cuda.current_stream(view.device))
@@ -78,9 +75,6 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
     """Combines an optimizer's gradients under `hvd.WorkSharing`: each backward pass with its step is a micro-batch.
 
     Gradient hooks run in autograd's threads, and everything else in the application's, never at the same time.
-
-    Attributes:
-        updated: how many updates were applied between the ends of the last two steps; 0, 1 or more.
     """
 
     bucket_class = MicroBatchBucket
@@ -169,10 +163,7 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
         self._family.arrive(bucket, **self._policy_of(bucket))
 
     def begin(self) -> tuple[int, int]:
-        """Begin a micro-batch, unless one has begun. Updates that have ended are applied first, and change the weights.
-
-        Returns the number of the update, and the number of the micro-batch within the update.
-        """
+        """Call `begin_before` without a bound. Returns the number of the update, and of the micro-batch within it."""
         number = self.begin_before(math.inf)
         assert number is not None
         return self.rounds, number
@@ -183,11 +174,7 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
         return super().begin_before(rounds)
 
     def require_begun(self) -> int:
-        """Begin a micro-batch, unless one has begun. Returns its number within the update.
-
-        Raises:
-            RuntimeError: no micro-batch has begun, but a `DynamicShardingLoader` should have begun one.
-        """
+        """Return the begun micro-batch's number, or begin one. If a loader should have begun it, raise RuntimeError."""
         if not self.begins_in_step and self._number is None:
             raise RuntimeError(_NOT_BEGUN)
         return self.begin()[1]

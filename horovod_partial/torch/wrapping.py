@@ -26,17 +26,9 @@ _names = InstanceNames(runtime)
 class Exchange:
     """Base class of what combines gradients before an optimizer's own step, or averages its model after the step.
 
-    "The wrapped optimizer" is the object that `wrap` returns; it holds the exchange.
-
-    Attributes:
-        process_set: the ranks that take part.
-        synchronized: whether this step has waited for its results.
-        synchronizes_in_step: whether `step` waits for its results.
-        last_round: the property `last_round` of the wrapped optimizer.
-        last_average: the property `last_average` of the wrapped optimizer.
-        updated: the property `updated` of the wrapped optimizer.
-        round_steps: changes the gradients of each round, and calls the user's hooks after the round.
-        wrapped: a weak reference to the wrapped optimizer; returns None when the wrapped optimizer is gone.
+    The wrapped optimizer is the object that `wrap` returns. It holds the exchange, and `wrapped` refers weakly to it.
+    Its properties `last_round`, `last_average` and `updated` come from here. `synchronized` tells whether this step has
+    waited for its results, and `synchronizes_in_step` whether `step` waits for them.
     """
 
     process_set: ProcessSet
@@ -53,11 +45,7 @@ class Exchange:
         raise NotImplementedError
 
     def begin(self) -> tuple[int, int]:
-        """Begin a micro-batch under `hvd.WorkSharing()`, for `begin_micro_batch` of the wrapped optimizer.
-
-        Raises:
-            ValueError: the policy is another one.
-        """
+        """Begin a micro-batch under `hvd.WorkSharing()`, for `begin_micro_batch`. Other policies raise ValueError."""
         raise ValueError("begin_micro_batch() is for sync=hvd.WorkSharing(): under other policies no work is shared")
 
     @property
@@ -89,11 +77,7 @@ class Exchange:
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Forget late contributions and missed results, before a state is loaded.
-
-        Raises:
-            AssertionError: gradients are under way.
-        """
+        """Before a state is loaded, forget what is late or missed. Raises AssertionError if gradients are under way."""
         raise NotImplementedError
 
     def set_passes(self, passes: int) -> None:
@@ -103,21 +87,10 @@ class Exchange:
         """Take the state of an earlier exchange of the same optimizer, which had fewer parameters and was flushed."""
 
     def before_zero_grad(self) -> None:
-        """Check that gradients may be cleared now.
-
-        Raises:
-            AssertionError: gradients are under way.
-        """
+        """Raise AssertionError if gradients are under way, because they may not be cleared now."""
 
     def before_state_dict(self) -> None:
         """Prepare for saving: wait for an average that is under way, or warn if the optimizer has not been flushed."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return entries of the exchange to save beside the state of the user's optimizer."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the entries that `state_dict` has added to an optimizer's saved state, if it has them."""
 
 
 class _Methods(torch.optim.Optimizer):
@@ -318,7 +291,8 @@ class _Methods(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state; warns once if `flushed` is False, because ranks may differ then."""
         self._exchange.before_state_dict()
-        return {**self._base.state_dict(self), **self._exchange.state_dict()}
+        state: dict[str, Any] = self._base.state_dict(self)
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the wrapped optimizer's state, and forget this rank's late contributions, missed results and kept model.
@@ -335,7 +309,6 @@ class _Methods(torch.optim.Optimizer):
         state.update(self.state)
         groups[:] = self.param_groups
         self.state, self.param_groups = state, groups
-        self._exchange.load_state_dict(state_dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return unwrapped(self, self._base)
@@ -355,10 +328,7 @@ MakeExchange = Callable[[torch.optim.Optimizer], Exchange]
 def wrap(
     optimizer: torch.optim.Optimizer, make_exchange: MakeExchange, backward_passes_per_step: int, **members: Any
 ) -> Any:
-    """Return a wrapped optimizer. Its class is a subclass of the user's optimizer class, with `members` as attributes.
-
-    The wrapped optimizer shares the state and the parameter groups of the user's optimizer.
-    """
+    """Return an instance of a subclass of the optimizer's class, with `members`. State and groups are shared."""
     exchange = make_exchange(optimizer)  # wrong arguments raise errors in this call, before anything has changed
     base = type(optimizer)
     # Horovod's broadcast_optimizer_state takes steps without reducing if a wrapper's class has Horovod's module name.
@@ -379,12 +349,8 @@ class Name:
 
     The name is chosen when the optimizer is wrapped, because ranks wrap in one order but may use their optimizers in
     any order (threads, or experts that a router chooses). If Horovod is not initialised at that time, the name is
-    chosen at the first use. In each later generation it is chosen anew, at the first use.
-
-    Args:
-        process_set: the ranks that take part.
-        members: names of the parameters. Optimizers with the same process set and members are numbered in the order in
-            which they are wrapped.
+    chosen at the first use. In each later generation it is chosen anew, at the first use. Optimizers with the same
+    process set and `members` (names of parameters) are numbered in the order of wrapping.
     """
 
     def __init__(self, process_set: ProcessSet, members: Any) -> None:
@@ -424,11 +390,7 @@ def with_positions(
 def check_names(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None
 ) -> dict[torch.nn.Parameter, str]:
-    """Check the argument `named_parameters`. Returns a name for each parameter; without the argument, its position.
-
-    Raises:
-        ValueError: the argument is wrong. The message is Horovod's.
-    """
+    """Return each parameter's name; without the argument, its position. Raises ValueError with Horovod's messages."""
     if named_parameters is None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         return {parameter: str(index) for index, parameter in enumerate(parameters)}

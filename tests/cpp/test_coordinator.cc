@@ -944,34 +944,6 @@ TEST(ArrivalOffsetsTest, LateArrivalsCountFromTheRoundThatTheyMissed) {
   EXPECT_THAT(offsets.count, ElementsAre(2, 2));
 }
 
-// --- An adaptive quorum; test_auto_quorum.cc says what it does
-
-Policy Auto() {
-  Policy policy = Quorum(1);
-  policy.rule = Policy::Rule::kAuto;
-  policy.description = "Auto()";
-  return policy;
-}
-
-TEST(CoordinatorTest, AnAdaptiveQuorumBeginsWithAllRanks) {
-  Puppets puppets(3, Auto());
-  EXPECT_EQ(puppets.Cycle("AAA"), "first FFF");
-  EXPECT_EQ(puppets.last[0].quorum, 3);
-  EXPECT_EQ(puppets.Cycle("AA."), "");
-  EXPECT_EQ(puppets.Cycle("..A"), "everybody FFF");
-  EXPECT_EQ(puppets.Cycle("AAF"), "liveness FF-") << "as with any quorum";
-}
-
-TEST(CoordinatorTest, ABucketOfAnAdaptiveQuorumEndsAndMayBeginAnew) {
-  Puppets puppets(3, Auto());
-  EXPECT_EQ(puppets.Cycle("a:AAA b:AAA"), "a first FFF, b first FFF");
-  EXPECT_EQ(puppets.Cycle("a:... b:XXX"), "b end --- --- and ends") << "which was the one that is followed";
-  EXPECT_EQ(puppets.Cycle("a:AAA"), "everybody FFF");
-  EXPECT_EQ(puppets.Cycle("a:XXX"), "end --- --- and ends");
-  EXPECT_EQ(puppets.Cycle("a:AAA"), "first FFF");
-  EXPECT_EQ(puppets.last[0].quorum, 3);
-}
-
 // --- Work sharing
 
 class SharingTest : public testing::Test {

@@ -14,9 +14,6 @@
 // Families have half a million states, in 5 s. With 3 steps in each case they have 16.7 million, in 3 minutes. Where
 // rounds end late they have a million more, in 10 s.
 //
-// An adaptive quorum, which may be another one in each round, has a sixth of a million states, in 3 s. With 3 steps
-// where the staleness bound is 1 they are 0.8 million, which were explored once.
-//
 // Ranks of two threads have 1.2 million states, in 10 s. 2 ranks show what is of interest: which of their threads
 // waits, and what each rank says of it.
 #include <gmock/gmock.h>
@@ -267,11 +264,6 @@ NamedPolicy Butterfly(const std::string& name, Round period, Round max_staleness
 }
 const NamedPolicy kButterfly = Butterfly("ButterflyAndFullRounds", 2);
 const NamedPolicy kButterflyWithBound0 = Butterfly("ButterflyWithBound0", 0, 0);
-NamedPolicy Auto(const std::string& name, int least, Round max_staleness = 16) {
-  NamedPolicy named = Quorum(name, least, max_staleness);
-  named.policy.rule = Policy::Rule::kAuto;
-  return named;
-}
 NamedPolicy WithGrace(NamedPolicy named) { return named.name += "WithGrace", named.policy.grace = kLong, named; }
 
 struct Case {
@@ -300,10 +292,6 @@ Case EndsLate(Case each) {
 Case WithTime(Case each) {
   each.name += "_WithTime";
   each.job.clock = true;
-  return each;
-}
-Case OneOf(std::vector<int> quorums, Case each) {
-  each.job.quorums = std::move(quorums);
   return each;
 }
 
@@ -396,26 +384,6 @@ Cases FamiliesThatEndLate() {
   return cases;
 }
 
-// An adaptive quorum, which may be another one in each round.
-Cases AdaptiveQuorums() {
-  const NamedPolicy solo = Auto("Auto1", 1);
-  const NamedPolicy bound1 = Auto("Auto1WithBound1", 1, 1);
-  const NamedPolicy two = Auto("Auto2", 2);
-  Cases cases = {
-      OneOf({3, 2, 1}, Make(solo, kTogether, 2)),       OneOf({3, 2}, Make(two, kParked, 2)),
-      OneOf({3, 2}, EndsLate(Make(two, kTogether, 2))), OneOf({3, 2}, Family(two, kOppositeOrder, 2)),
-      OneOf({3, 1}, Make(bound1, kTogether, 2)),        OneOf({3, 1}, Family(bound1, kTogether, 2)),
-      OneOf({3, 1}, Make(solo, kLeavesEarly, kSteps)),
-  };
-  for (const Scenario& scenario : {kOppositeOrder, kJoinsEarly, kFlushOnce, kClears})
-    cases.push_back(OneOf({3, 1}, Make(solo, scenario, 2)));
-  for (const Scenario& scenario : {kTogether, kLeavesEarly, kFlushOnce})
-    cases.push_back(OneOf({3, 1}, Family(solo, scenario, 2)));
-  for (Case& each : cases)
-    if (each.job.family) each.name += "_Family";
-  return cases;
-}
-
 Cases Threads() {
   Cases cases;
   for (const Scenario& scenario : {kEachItsBucket, kThreeRanks, kOneThreadEndsEarly, kOneThreadFlushes, kOneRankFlushes,
@@ -441,7 +409,6 @@ const std::map<std::string, std::vector<std::size_t Coverage::*>> kMustSee = {
      {&Coverage::late, &Coverage::parted, &Coverage::held, &Coverage::drained, &Coverage::kept,
       &Coverage::taken_meanwhile}},
     {"FamiliesThatEndLate", {&Coverage::late_ends, &Coverage::parted, &Coverage::drained}},
-    {"AdaptiveQuorums", {&Coverage::quorum_changes, &Coverage::late, &Coverage::parted}},
     {"Threads", {&Coverage::said_of_some}},
 };
 
@@ -481,7 +448,6 @@ INSTANTIATE_TEST_SUITE_P(Extras, ExplorerTest, testing::ValuesIn(Extras()), kNam
 INSTANTIATE_TEST_SUITE_P(Groups, ExplorerTest, testing::ValuesIn(Groups()), kNameOfCase);
 INSTANTIATE_TEST_SUITE_P(Families, ExplorerTest, testing::ValuesIn(Families()), kNameOfCase);
 INSTANTIATE_TEST_SUITE_P(FamiliesThatEndLate, ExplorerTest, testing::ValuesIn(FamiliesThatEndLate()), kNameOfCase);
-INSTANTIATE_TEST_SUITE_P(AdaptiveQuorums, ExplorerTest, testing::ValuesIn(AdaptiveQuorums()), kNameOfCase);
 INSTANTIATE_TEST_SUITE_P(Threads, ExplorerTest, testing::ValuesIn(Threads()), kNameOfCase);
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "core/groups/group_cache.h"
+#include "core/groups/groups.h"
 
 namespace horovod_partial {
 namespace {

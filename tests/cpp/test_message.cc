@@ -60,8 +60,6 @@ Closing FullClosing() {
   closing.flush_over = Report::Flush::kEnding;
   closing.contributions = {{3, true}, {0, true, false, 9}, {2, false, true}, {0, false}, {(1 << 30) - 1, true}};
   closing.groups = {0, 1, 0, kNoGroup, 1};
-  closing.quorum = 4;
-  closing.why = QuorumGuard::Why::kTakenBack;
   closing.upcoming = {{0, 0, 0, 0, 0}, {4, 3, 2, 1, 0}};
   return closing;
 }
@@ -138,8 +136,6 @@ TEST(ClosingTest, SurvivesTheJourneyBehindOthers) {
   }
   EXPECT_EQ(got.groups, sent.groups);
   EXPECT_EQ(got.upcoming, sent.upcoming);
-  EXPECT_EQ(got.quorum, sent.quorum);
-  EXPECT_EQ(got.why, sent.why);
   const Closing next = DecodeClosing(words, at);
   EXPECT_FALSE(next.flushes);
   EXPECT_EQ(next.flush_over, Report::Flush::kNone);
@@ -173,9 +169,6 @@ TEST(ClosingTest, WordsThatCannotBeThrow) {
   } const cases[] = {
       {0, -1, "a negative number of ranks"},
       {3, 77, "a reason that does not exist"},
-      {6, -1, "a negative quorum"},
-      {6, 6 << 3, "a quorum of more than all"},
-      {6, 4 << 3 | 7, "a why that does not exist"},
   };
   for (const auto& [at, word, what] : cases) {
     auto words = WordsOf(FullClosing());

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "core/groups/periods.h"
+#include "core/groups/weights.h"
 
 namespace horovod_partial {
 namespace {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/groups/schedule.h"
-#include "core/values/names.h"
+#include "core/values/fields.h"
 
 namespace horovod_partial {
 namespace {

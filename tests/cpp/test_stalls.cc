@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "core/watch/activity.h"
-#include "core/watch/beat.h"
 #include "core/watch/stalls.h"
 
 namespace horovod_partial {

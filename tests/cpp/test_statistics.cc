@@ -35,25 +35,6 @@ TEST(StatisticsTest, CountsRoundsByReason) {
   EXPECT_THAT(statistics.by_reason, ElementsAre(1, 0, 2, 0, 0, 1));
 }
 
-TEST(StatisticsTest, KeepsTheLastChangesOfAnAdaptiveQuorum) {
-  BucketStatistics statistics;
-  for (Round round = 0; round < 10; ++round) {
-    Closing closing = Make(round, Reason::kQuorum, {kFresh, kFresh});
-    closing.quorum = round < 4 ? 2 : 1;
-    statistics.Record(closing);
-  }
-  ASSERT_EQ(statistics.quorums.size(), 2u);
-  EXPECT_EQ(statistics.quorums[1].round, 4);
-  EXPECT_EQ(statistics.quorums[1].quorum, 1);
-  for (Round round = 10; round < 200; ++round) {
-    Closing closing = Make(round, Reason::kQuorum, {kFresh, kFresh});
-    closing.quorum = 1 + static_cast<int>(round % 2);
-    statistics.Record(closing);
-  }
-  EXPECT_EQ(statistics.quorums.size(), BucketStatistics::kMostChanges);
-  EXPECT_EQ(statistics.quorums.back().round, 199);
-}
-
 TEST(StatisticsTest, OnTimeMeansFresh) {
   BucketStatistics statistics;
   statistics.Record(Make(0, Reason::kFirst, {kFresh, kFresh, kFresh}));

@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "core/slowness/step_rows.h"
 #include "core/slowness/step_timer.h"
 
 namespace horovod_partial {

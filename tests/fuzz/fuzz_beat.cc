@@ -3,7 +3,6 @@
 #include <string>
 
 #include "core/watch/activity.h"
-#include "core/watch/beat.h"
 #include "round_trip.h"
 
 using namespace horovod_partial;

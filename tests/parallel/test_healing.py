@@ -20,7 +20,7 @@ pytestmark = front_end
 
 STEPS = 20
 LONG = pytest.mark.full_matrix
-POLICIES = [pytest.param("full", marks=LONG), "majority", "solo", pytest.param("auto", marks=LONG)]
+POLICIES = [pytest.param("full", marks=LONG), "majority", "solo"]
 
 
 class Loop(Classifier):

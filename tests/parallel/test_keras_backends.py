@@ -484,10 +484,15 @@ def test_moving_averages_of_accumulated_gradients(world: World, policy: str) -> 
         with pytest.raises(ValueError, match=r"use_ema cannot be used with gradient accumulation under Solo\(\)"):
             wrap("solo")
         assert optimizer.gradient_accumulation_steps is None
-        wrap("solo:missed=latest")
-    else:
-        wrap(sync_of(policy))
+        return
+    wrap(sync_of(policy))
     assert optimizer.gradient_accumulation_steps == 2
+
+
+@alone
+def test_only_the_newest_missed_result_is_for_pytorch(world: World) -> None:
+    with pytest.raises(ValueError, match=r"Solo\(missed='latest'\) is for PyTorch, .*: leave missed= out"):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sync="solo:missed=latest")
 
 
 COUNTS: list[Any] = ["1", 1.5, True, [1], int, 0]

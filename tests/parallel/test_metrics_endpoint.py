@@ -148,7 +148,7 @@ def query(address: str, expression: str) -> list[dict[str, Any]]:
 
 @pytest.mark.full_matrix
 def test_a_prometheus_scrapes_what_the_dashboard_shows(job: Job, port: int, prometheus: str) -> None:
-    start(job, port, "auto")
+    start(job, port, "majority")
     slow = "horovod_partial_slowness_ratio > 1"
     job.until(
         lambda: [of["metric"]["rank"] for of in query(prometheus, slow)] == ["2"],

@@ -847,7 +847,6 @@ def test_arguments_of_a_wrong_kind_of_operations(world: World) -> None:
     ("options", "warns"),
     [
         ({"sync": "solo"}, True),
-        ({"sync": "solo:missed=latest"}, False),
         ({"sync": "quorum:1.0,max_staleness=2"}, False),
         ({"sync": "full"}, False),
     ],

@@ -105,7 +105,7 @@ def test_a_replaced_field_changes_a_copy() -> None:
         ({"ranks": 1}, TypeError, "there is no field ranks"),
         ({"quorum": "many"}, TypeError, "quorum cannot be 'many'"),
         ({"quorum": 2**31}, TypeError, "quorum cannot be 2147483648"),
-        ({"rule": "coin"}, ValueError, "rule must be 'quorum', 'initiator', 'ready', 'auto' or 'work_sharing'"),
+        ({"rule": "coin"}, ValueError, "rule must be 'quorum', 'initiator', 'ready' or 'work_sharing'"),
         ({"rule": 1}, TypeError, "rule cannot be 1"),
         ({"schedule": "ring"}, TypeError, "schedule cannot be 'ring'"),
     ],

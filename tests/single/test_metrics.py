@@ -30,14 +30,14 @@ def rank(steps: int, seconds: float, slowness: float = 1.0, kind: str = "none", 
 
 
 def bucket(on_time: list[int], late: list[int], staleness: dict[int, int]) -> dict[str, Any]:
-    return {"on_time": on_time, "late": late, "rounds": max(on_time, default=0), "staleness": staleness, "quorums": []}
+    return {"on_time": on_time, "late": late, "rounds": max(on_time, default=0), "staleness": staleness}
 
 
 RANKS = [rank(100, 5.0, processors=0.5), rank(90, 9.0, 2.0, "persistent", processors=1.25, throttled=0.4)]
 STATISTICS = {
     0: {
         "optimizer.0": bucket([100, 60], [0, 30], {0: 130, 1: 30}),
-        "optimizer.1": bucket([90, 70], [10, 20], {0: 160}) | {"quorums": [(0, 2, "start"), (8, 1, "tried")]},
+        "optimizer.1": bucket([90, 70], [10, 20], {0: 160}),
         "new": bucket([], [], {}),
     },
     3: {"other": bucket([5], [0], {0: 5})},
@@ -75,7 +75,6 @@ def test_each_metric_has_the_value_of_the_job() -> None:
     assert found.of("rounds_total", process_set="0") == 190
     assert found.of("contributions_total", process_set="0") == 320
     assert found.of("staleness_rounds_total", process_set="0") == 30
-    assert found.of("quorum_ranks", bucket="optimizer.1") == 1
     assert found.of("rounds_total", process_set="3") == 5
 
 

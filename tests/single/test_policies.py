@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import re
 import warnings
 from typing import Any
 
@@ -14,7 +16,6 @@ from hypothesis import strategies as st
 from horovod_partial import _core, policies
 from horovod_partial.exchange.arguments import warn_of_late_gradients
 from horovod_partial.policies import (
-    Auto,
     Butterfly,
     Full,
     GroupAverage,
@@ -42,9 +43,6 @@ from horovod_partial.policies import (
         ("quorum:1.0", Quorum(1.0)),
         ("quorum:0.75,grace_ms=2.5", Quorum(0.75, grace_ms=2.5)),
         ("quorum:grace_ms=auto,ranks=2", Quorum(2)),
-        ("auto", Auto()),
-        ("auto:3", Auto(min_quorum=3)),
-        ("auto:0.25", Auto(min_quorum=0.25)),
         ("group_average", GroupAverage()),
         ("group_average:4", GroupAverage(4)),
         ("group_average:4,period=none, overlap=true", GroupAverage(4, None, overlap=True)),
@@ -167,17 +165,20 @@ def test_majority_is_at_least_half(size: int, quorum: int) -> None:
     assert Majority().to_core(size) == _core.Policy(rule="quorum", quorum=quorum)
 
 
-def test_auto_begins_with_all_and_goes_down_to_its_least() -> None:
-    for auto, least in [(Auto(), 1), (Auto(3), 3), (Auto(1.0), 8), (Auto(0.3), 3), (Auto(20), 8)]:
-        core = auto.to_core(8)
-        assert (core.rule, core.quorum) == ("auto", least)
-    assert Auto(1) != Auto(1.0)
+@pytest.mark.parametrize("front_end", ["horovod_partial.torch", "horovod_partial.policies"])
+@pytest.mark.parametrize(("name", "instead"), [("Auto", "hvd.Solo()"), ("SlowMomentum", "register_round_hook")])
+def test_policies_that_are_gone_say_what_to_take(front_end: str, name: str, instead: str) -> None:
+    module = importlib.import_module(front_end)
+    with pytest.raises(AttributeError, match=rf"hvd.{name} is gone.*{re.escape(instead)}"):
+        getattr(module, name)
+    with pytest.raises(AttributeError, match=f"module '{front_end}' has no attribute 'Other'"):
+        module.Other  # noqa: B018
+    assert name not in dir(module)
 
 
-@pytest.mark.parametrize("least", [True, "3", None, 0, 0.0, 1.5])
-def test_a_wrong_least_quorum(least: Any) -> None:
-    with pytest.raises(ValueError, match=r"min_quorum must|a share of the ranks"):
-        Auto(least)
+def test_the_text_of_a_policy_that_is_gone_says_what_to_take() -> None:
+    with pytest.raises(ValueError, match=r"hvd.Auto is gone. Take hvd.Solo"):
+        policies.parse("auto:0.5")
 
 
 def test_rules() -> None:
@@ -191,7 +192,7 @@ def test_rules() -> None:
 
 
 def test_bounds() -> None:
-    for policy in (Solo, Majority, lambda **options: Quorum(3, **options), Auto, GroupAverage):
+    for policy in (Solo, Majority, lambda **options: Quorum(3, **options), GroupAverage):
         core = policy(max_staleness=0, grace_ms=2.5).to_core(4)
         assert (core.max_staleness, core.grace_seconds) == (0, 2.5e-3)
         assert policy().to_core(4).max_staleness == 8
@@ -206,8 +207,6 @@ def test_bounds() -> None:
 @pytest.mark.parametrize(
     ("policy", "text"),
     [
-        (Auto(), "Auto()"),
-        (Auto(1.0), "Auto(min_quorum=1.0)"),
         (Quorum(3), "Quorum(ranks=3)"),
         (Majority("random", max_staleness=4), "Majority(initiator='random', max_staleness=4)"),
         (Solo(missed="latest", replay_limit=4, grace_ms=0), "Solo(grace_ms=0, missed='latest', replay_limit=4)"),
@@ -382,11 +381,9 @@ def test_a_schedule_of_ones_own() -> None:
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.Muon])
 def test_an_optimizer_that_bears_late_gradients_badly_is_told(kind: type[torch.optim.Optimizer]) -> None:
     optimizer = kind([torch.zeros(1, 1)])
-    for policy in Solo(), Auto():
-        with pytest.warns(UserWarning, match=rf"{kind.__name__} under .*: most gradients may be late"):
-            warn_of_late_gradients(policy, optimizer)
+    with pytest.warns(UserWarning, match=rf"{kind.__name__} under .*: most gradients may be late"):
+        warn_of_late_gradients(Solo(), optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_late_gradients(Majority(), optimizer)
-        warn_of_late_gradients(Auto(0.75), optimizer)
         warn_of_late_gradients(Solo(), torch.optim.SGD([torch.zeros(1)], lr=0.1))

@@ -1,4 +1,4 @@
-"""Reports of recorded jobs: who is slow, and where the time went; as text, page, trace and metrics."""
+"""Reports of recorded jobs: who is slow, and where the time went; as text and page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import sys
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,12 @@ import numpy as np
 import pytest
 import synthetic_recordings as synthetic
 from numpy.typing import NDArray
-from prometheus_client.parser import text_string_to_metric_families
 from synthetic_recordings import Host, Job
 from typer.testing import CliRunner
 
 from horovod_partial import cli
 from horovod_partial.insight import recording
-from horovod_partial.insight.report import Summary, prometheus, trace
+from horovod_partial.insight.report import Summary
 
 RANKS = 8
 
@@ -100,12 +98,9 @@ def test_who_made_the_micro_batches(tmp_path: Path) -> None:
     full = (compute[1:].max(axis=1) - compute[1:].mean(axis=1)).sum()
     assert summary.waited_under_full.sum() == pytest.approx(full, rel=0.02)
     assert summary.waited.sum() < 0.4 * full
-    shown = CliRunner().invoke(cli.app, ["report", str(tmp_path), "--prometheus", str(tmp_path / "of.prom")])
+    shown = CliRunner().invoke(cli.app, ["report", str(tmp_path)])
     assert "micro-batches" in shown.output
     assert f"{made[0]} ({made[0] / sum(made):.0%})" in shown.output
-    metrics = (tmp_path / "of.prom").read_text()
-    assert "# TYPE horovod_partial_recording_micro_batches_total counter" in metrics
-    assert f'horovod_partial_recording_micro_batches_total{{host="worker-0",rank="3"}} {made[3]}.0' in metrics
 
 
 def test_a_single_delay_counts_once(tmp_path: Path) -> None:
@@ -209,14 +204,13 @@ def report(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_the_command_shows_a_table_and_writes_files(run: Path, summary: Summary, tmp_path: Path) -> None:
-    page, events, metrics = (tmp_path / name for name in ("page.html", "trace.json", "job.prom"))
-    status, output = report(run, "--output", page, "--trace", events, "--prometheus", metrics)
+def test_the_command_shows_a_table_and_writes_a_page(run: Path, summary: Summary, tmp_path: Path) -> None:
+    status, output = report(run, "--output", tmp_path / "page.html")
     assert status == 0
     assert output.splitlines()[:2] == [summary.answer, summary.waiting]
     assert f"{RANKS} ranks, 239 steps, policy {summary.steps.policy}" in output
     assert "worker-1: " in output
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.prom", "page.html", "trace.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
     assert report(run, "--run", synthetic.RUN)[0] == 0
 
 
@@ -226,7 +220,7 @@ def test_the_command_refuses_what_it_cannot_read(run: Path, tmp_path: Path) -> N
         f"{tmp_path} holds no recording: no file of it or of a folder in it is named rank-RANK.SEGMENT.jsonl\n",
     )
     assert report(run, "--run", "other")[0] == 2
-    status, output = report(run, "--trace", tmp_path / "nowhere" / "trace.json")
+    status, output = report(run, "--output", tmp_path / "nowhere" / "page.html")
     assert (status, "nowhere" in output) == (2, True)
 
 
@@ -352,101 +346,3 @@ def test_a_browser_draws_each_plot(page: Path, summary: Summary, width: int, sch
             assert view.locator(".modebar").count() == 0, "a toolbar would cover the colour bars"
             assert view.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
             assert wrong == []
-
-
-# --- The trace --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def events(summary: Summary, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    path: Path = tmp_path_factory.mktemp("trace") / "trace.json"
-    trace.write(summary, path)
-    return json.loads(path.read_text())["traceEvents"]  # type: ignore[no-any-return]
-
-
-def test_each_rank_has_a_track(events: list[dict[str, Any]], summary: Summary) -> None:
-    tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    expected = {rank: f"rank {rank} (worker-{rank % 2})" for rank in range(RANKS)}
-    assert tracks == expected | ({RANKS: "rounds, as rank 0 decided them"} if summary.steps.rounds else {})
-    for steps in summary.steps.ranks:
-        mine = [event for event in events if event["ph"] == "X" and event["tid"] == steps.rank]
-        compute = [event["dur"] for event in mine if event["name"] == "compute"]
-        assert 1e-6 * np.array(compute) == pytest.approx(steps.compute, abs=2e-6)
-        assert sum(event["name"].endswith(", late") for event in mine) == steps.late.sum()
-        for name, seconds in (("wait", steps.wait), ("reduce", steps.reduce)):
-            assert 1e-6 * sum(event["dur"] for event in mine if event["name"] == name) == pytest.approx(
-                seconds.sum(), abs=2e-3
-            )
-
-
-def test_slices_of_a_track_lie_in_each_other_or_apart(events: list[dict[str, Any]]) -> None:
-    tracks: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for event in events:
-        if event["ph"] == "X":
-            tracks[event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
-    for spans in tracks.values():
-        around: list[int] = []
-        for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
-            while around and around[-1] <= begin:
-                around.pop()
-            assert not around or end <= around[-1]
-            around.append(end)
-
-
-def test_arrows_lead_from_late_gradients_to_their_rounds(events: list[dict[str, Any]], summary: Summary) -> None:
-    begins, ends = ({event["id"]: event for event in events if event["ph"] == kind} for kind in "sf")
-    assert begins.keys() == ends.keys()
-    if not summary.steps.rounds:
-        assert not begins
-        return
-    rounds = defaultdict(list)
-    for event in events:
-        if event["ph"] == "X" and event["tid"] == RANKS:
-            rounds[event["ts"]].append(event)
-    slices = {
-        rank: [
-            (event["ts"], event["ts"] + event["dur"]) for event in events if event["ph"] == "X" and event["tid"] == rank
-        ]
-        for rank in range(RANKS)
-    }
-    for number, begin in begins.items():
-        end = ends[number]
-        assert end["tid"] == RANKS
-        assert begin["ts"] <= end["ts"]
-        assert rounds[end["ts"]], "the arrow ends at no round"
-        assert any(since <= begin["ts"] <= until for since, until in slices[begin["tid"]])
-    # Every late step's two gradients travel, but for those that were pending when the job ended.
-    late = 2 * sum(int(steps.late.sum()) for steps in summary.steps.ranks)
-    assert late - 2 * RANKS <= len(begins) <= late
-
-
-# --- Metrics ----------------------------------------------------------------------------------------------------------
-
-
-def test_metrics_are_in_the_format_of_prometheus(summary: Summary, tmp_path: Path) -> None:
-    prometheus.write(summary, tmp_path / "job.prom")
-    families = {family.name: family for family in text_string_to_metric_families((tmp_path / "job.prom").read_text())}
-    assert all(name.startswith("horovod_partial_") and family.documentation for name, family in families.items())
-    steps = {
-        (sample.labels["rank"], sample.labels["host"], sample.labels["part"]): sample.value
-        for sample in families["horovod_partial_recording_step_seconds"].samples
-    }
-    assert len(steps) == 3 * RANKS
-    assert steps["3", "worker-1", "compute"] == summary.ranks[3].slowness.compute
-    kinds = {
-        sample.labels["rank"]: sample.labels["kind"]
-        for sample in families["horovod_partial_recording_slowness_ratio"].samples
-    }
-    assert kinds["1"] == "bursts"
-    residuals = {
-        sample.labels["quantile"] for sample in families["horovod_partial_recording_clock_residual_seconds"].samples
-    }
-    assert residuals == {"0.5", "0.95"}
-
-
-def test_labels_may_hold_anything(tmp_path: Path) -> None:
-    name = 'a "host"\\\nof two lines'
-    synthetic.write(tmp_path, Job(synthetic.even(40, 2), hosts=[Host(name)]))
-    prometheus.write(Summary.of(recording.load(tmp_path)), tmp_path / "job.prom")
-    families = text_string_to_metric_families((tmp_path / "job.prom").read_text())
-    assert name in {sample.labels.get("host") for family in families for sample in family.samples}

@@ -18,7 +18,6 @@ def raw(**changes: Any) -> dict[str, Any]:
         "gradients": [4, 5],
         "fresh": [0, 2, 2],
         "staleness": {1: 2, 0: 5},
-        "quorums": [],
         "waited_seconds": 0.5,
         "dropped": 1,
         "summed": 3,
@@ -47,15 +46,6 @@ def test_summary() -> None:
     assert "unconnected_windows" not in bucket
     assert summary["a"]["arrival_offset_seconds"] == [0.0, 0.25]
     assert summary["a"]["unconnected_windows"] == 2
-
-
-def test_an_adaptive_quorum() -> None:
-    changes = [(0, 8, "start"), (22, 7, "faster")]
-    summary = summarise({"a": raw(quorums=changes), "b": raw()})
-    assert summary["a"]["quorum"] == 7
-    assert summary["a"]["quorum_changes"] == changes
-    assert "quorum" not in summary["b"]
-    assert "quorum_changes" not in summary["b"]
 
 
 def test_no_round_yet() -> None:

@@ -33,7 +33,7 @@ TRACES = Path(__file__).parents[2] / "benchmarks" / "traces"
 FREE = Cluster(0.0, 0.0)
 # Of the MG-WFBP paper's first cluster: 16 GPUs, a = 0.972 ms, b = 1.97 ns/B.
 PAPER = Cluster.fit_ring(MessageCost(9.72e-4, 1.97e-9), 16)
-POLICIES = ("full", "solo", "majority", "majority:random", "quorum:3", "auto", "group_average:2", "partial_reduce:3")
+POLICIES = ("full", "solo", "majority", "majority:random", "quorum:3", "group_average:2", "partial_reduce:3")
 
 
 def one_message(compute: float) -> Trace:
@@ -511,15 +511,3 @@ def test_plots_need_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     result = run("trace.json", "--output", str(tmp_path))
     assert result.exit_code == 2
     assert "pip install matplotlib" in result.output
-
-
-def test_an_adaptive_quorum_follows_delays() -> None:
-    delays = np.zeros((400, 4))
-    delays[100:200, 0] = 0.2
-    result = simulate(one_message(0.1), "auto:grace_ms=0", 4, cluster=FREE, iterations=400, delays=delays)
-    assert [(quorum, why) for _, quorum, why in result.quorums[:2]] == [(4, "start"), (3, "faster")]
-    assert 100 <= result.quorums[1][0] <= 164
-    assert result.quorums[-1][1] == 4
-    assert len(result.closed) == sum(result.closed_by.values())
-    assert simulate(one_message(0.1), "auto:4", 4, cluster=FREE, iterations=400, delays=delays).late == 0.0
-    assert simulate(one_message(0.1), "solo", 4, cluster=FREE, iterations=40).quorums == []

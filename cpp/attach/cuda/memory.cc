@@ -153,9 +153,6 @@ class CudaMemory final : public Memory {
   void Scale(DataType type, void* data, std::size_t elements, double factor) override {
     Run([&] { QueueScale(type, data, elements, factor, stream_); });
   }
-  void CopyToHost(void* target, const void* source, std::size_t bytes) {
-    Run([&] { Check(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToHost, stream_)); });
-  }
   bool AddIfFinite(DataType type, void* target, const void* source, std::size_t elements, bool first) override {
     std::lock_guard<std::mutex> lock(found_mutex_);
     Run([&] {
@@ -258,10 +255,6 @@ int CudaDevices() {
 Memory& CudaMemoryOf(int device) { return CudaMemoryAt(device); }
 
 Memory& PinnedMemoryOf(int device) { return OneOfEach<PinnedMemory>(device); }
-
-void CopyFromCuda(int device, void* target, const void* source, std::size_t bytes) {
-  CudaMemoryAt(device).CopyToHost(target, source, bytes);
-}
 
 std::unique_ptr<Stream> CudaStreamOf(int device, std::uintptr_t handle) {
   return std::make_unique<CudaStream>(device, handle);

@@ -20,9 +20,8 @@ int CudaDevices();
 // Returns the memory of a device, which is never destroyed. Throws std::runtime_error if CUDA reports an error.
 Memory& CudaMemoryOf(int device);
 
-// These functions implement SpareMemoryOf, CopyToHost and StreamOf of attach/device.h for CUDA devices.
+// These functions implement SpareMemoryOf and StreamOf of attach/device.h for CUDA devices.
 Memory& PinnedMemoryOf(int device);
-void CopyFromCuda(int device, void* target, const void* source, std::size_t bytes);
 std::unique_ptr<Stream> CudaStreamOf(int device, std::uintptr_t handle);
 
 // An event that comes when all work that is queued on `stream` now is done. `stream` is a cudaStream_t.

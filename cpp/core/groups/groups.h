@@ -1,6 +1,9 @@
-// Divides the ranks of a process set into groups. Each group reduces by itself.
+// Divides the ranks of a process set into groups, and decides which groups keep a communicator.
 #pragma once
 
+#include <cstddef>
+#include <list>
+#include <map>
 #include <vector>
 
 #include "core/values/types.h"
@@ -21,5 +24,26 @@ Members GroupOf(const Partition& partition, Rank rank, int size);
 int PlaceOf(const Members& members, Rank rank);
 // Returns for each of `size` ranks the number of its group in `groups`, or kNoGroup if it is in none.
 Partition PartitionOf(const std::vector<Members>& groups, int size);
+
+// A cache of the groups that have a communicator. It is the same on every rank, because each rank sees the groups of
+// all rounds of the process set in one order. (If one rank freed a communicator and the other members kept it, they
+// would hang at its next use.) Each rank has room for `capacity` communicators. If a member of a new group has no room,
+// that member's least recently used group is evicted on all ranks.
+class GroupCache {
+ public:
+  GroupCache(int size, std::size_t capacity) : capacity_(capacity), load_(static_cast<std::size_t>(size)) {}
+
+  // Marks a group of ranks as used. Returns the groups that lose their communicators for it. The caller must free these
+  // communicators before it makes a communicator for `group`.
+  std::vector<Members> Use(const Members& group);
+  bool Contains(const Members& group) const { return at_.count(group) > 0; }
+  std::size_t size() const { return order_.size(); }
+
+ private:
+  const std::size_t capacity_;
+  std::vector<std::size_t> load_;  // for each rank: the number of cached groups that contain the rank
+  std::list<Members> order_;       // the cached groups; the least recently used group is first
+  std::map<Members, std::list<Members>::iterator> at_;
+};
 
 }  // namespace horovod_partial

@@ -1,9 +1,13 @@
-// Computes how much each model counts in an average. All ranks compute the same, from numbers that they all know.
+// Averages of models: when a rank must take part (WP-SGD), and how much each model counts. All ranks compute the same.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <utility>
 #include <vector>
+
+#include "core/values/types.h"
 
 namespace horovod_partial {
 
@@ -24,5 +28,40 @@ std::vector<double> ContractionWeights(const std::vector<int>& steps, double con
 // share the weight of their index. The weight of an index without a model goes to the newest model, as in the authors'
 // demonstration. (An implementation by others gives it to the oldest, which defeats the purpose.) 0 < `alpha` <= 1.
 std::vector<double> StalenessWeights(const std::vector<int>& iterations, double alpha);
+
+// A period (the steps between two averages of models over all ranks) is over when the fastest rank has taken `length`
+// steps. That rank then arrives at a small bucket, to tell the others. The bucket has no other use, and its rounds
+// close when the first rank arrives. Round 0 of this bucket waits for all ranks, before the first period. Round n + 1
+// ends period n. In all functions `ended` is the number of rounds of this bucket that have ended on this rank.
+class Periods {
+ public:
+  explicit Periods(int length) : length_(length) {}
+
+  void TakeStep() { ++steps_; }
+  // Returns true if this rank must arrive at the bucket with which ranks end periods. When the round of this arrival
+  // has ended, the caller must ask again: the round may have ended an earlier period, which another rank had completed.
+  bool MustSignal(Round ended) const { return ended == 0 || (steps_ >= length_ && !IsOver(ended)); }
+  // Returns true if some rank has taken all its steps of the present period, so the models must be averaged now.
+  bool IsOver(Round ended) const { return ended >= periods_ + 2; }
+  // Begins the next period. Returns the number of steps that this rank has taken in the last period.
+  int BeginNext() {
+    ++periods_;
+    return std::exchange(steps_, 0);
+  }
+  // Begins a new period within a flush, because a flush averages the models of all ranks, too. `ended` is the number of
+  // ended rounds of the bucket with which ranks end periods. It must be the same on all ranks.
+  void BeginAnew(Round ended) {
+    periods_ = std::max<Round>(ended - 1, 0);
+    steps_ = 0;
+  }
+  // Returns the number of all steps of this rank. A period (the steps between two averages over all ranks) that is over
+  // counts as `length_` steps, even if this rank took fewer. So ranks can be compared before all know that it is over.
+  int Work() const { return static_cast<int>(periods_) * length_ + steps_; }
+
+ private:
+  int length_;
+  Round periods_ = 0;  // the number of periods that are over
+  int steps_ = 0;      // the number of steps of this rank in the present period
+};
 
 }  // namespace horovod_partial

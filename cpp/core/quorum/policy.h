@@ -20,13 +20,12 @@ struct Policy {
     kQuorum,       // a round closes when at least `quorum` ranks have arrived
     kInitiator,    // a round closes when one rank has arrived, drawn at random for this round
     kReady,        // groups of `group_size` ranks form, first come, first served; other ranks are not in the round
-    kAuto,         // as kQuorum, but the quorum is at least `quorum`, and follows the speeds of the ranks
     kWorkSharing,  // a round closes when all `micro_batches` of the update are in the sum, whichever ranks made them
   };
   static constexpr Time kAutomaticGrace{-1};
 
   Rule rule = Rule::kQuorum;
-  int quorum = 1;                // kQuorum: the quorum; kAuto: the smallest quorum that is allowed; 1 or more
+  int quorum = 1;                // kQuorum: the quorum, 1 or more
   std::uint64_t seed = 0;        // kInitiator: the seed for drawing a rank at random for each round
   Round max_staleness = 8;       // the number of rounds that a rank may miss in a row; 0 or more
   Time grace = kAutomaticGrace;  // how long a round stays open after its policy is satisfied, for other ranks
@@ -55,7 +54,7 @@ struct Policy {
 };
 
 constexpr auto NamesOf(Policy::Rule /*type*/) {
-  return std::array{"quorum", "initiator", "ready", "auto", "work_sharing"};
+  return std::array{"quorum", "initiator", "ready", "work_sharing"};
 }
 
 // Throws std::runtime_error if a policy for `size` ranks cannot have these values.

@@ -9,7 +9,6 @@
 #include "core/rounds/bucket_spec.h"
 #include "core/rounds/message.h"
 #include "core/rounds/missed.h"
-#include "core/values/buffer.h"
 #include "core/values/dtype.h"
 #include "core/values/memory.h"
 #include "core/values/types.h"

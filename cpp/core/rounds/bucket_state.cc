@@ -82,7 +82,7 @@ bool BucketState::Satisfied() const {
     arrived += rank.arrival ? 1 : 0;
     active += rank.joined ? 0 : 1;
   }
-  return arrived >= std::min(quorum, active);
+  return arrived >= std::min(policy().quorum, active);
 }
 
 // Returns true if no rank that is missing in the open round can arrive (docs/protocol.md, rule 7).

@@ -55,8 +55,6 @@ struct BucketState {
   Rank declared_by = 0;                  // the rank from which `declaration` came
   std::map<Rank, Declaration> declared;  // the declarations that came with arrivals since the last closing
   Round round = 0;                       // the number of the open round
-  int quorum = 0;                        // the quorum of the open round; set when round 0 has closed
-  QuorumGuard::Why why = QuorumGuard::Why::kStart;
   std::optional<ReadyGroups> ready_groups;  // forms groups of ranks; set only under PartialReduce
   std::optional<Ledger> ledger;             // grants micro-batches; set under work sharing, in one bucket of a family
   Time retired_since = kNever;              // since when some ranks have retired the bucket while others have not

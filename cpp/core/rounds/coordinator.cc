@@ -62,13 +62,10 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
     said = {};
     said.absent = report.absent.Has(name);
     said.waiting = report.waiting.Has(name);
-    AutoQuorum* const quorum = said.absent ? PaceSetBy(name, bucket) : nullptr;
-    if (quorum != nullptr) quorum->Leave(rank);
   }
   for (const auto& item : report.items) {
     BucketState& bucket = Find(item.bucket);
     BucketState::RankState& state = bucket.At(rank);
-    AutoQuorum* const quorum = PaceSetBy(item.bucket, bucket);
     const Time arrived = now - item.age;
     if (item.kind == Report::Item::Kind::kRunning) {
       state.said.running = true;
@@ -77,7 +74,6 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
     if (item.kind == Report::Item::Kind::kRetired) {
       state.said.retired = true;
       state.said.absent = true;
-      if (quorum != nullptr) quorum->Leave(rank);
     }
     if (item.kind != Report::Item::Kind::kArrival) {
       state.said.backlog = item.backlog;
@@ -87,8 +83,6 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
         state.RecordOffset(arrived - bucket.last_first_arrival);
         bucket.grace.RecordLag(std::max(arrived - bucket.last_satisfied, kSmallestLag));
       }
-      if (quorum != nullptr && item.late > state.late_seen)
-        quorum->Arrive(rank, arrived, item.late - state.late_seen, true);
       state.late_seen = std::max(state.late_seen, item.late);
       continue;
     }
@@ -102,7 +96,6 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
     // Under work sharing the wait for an update counts from the end of the micro-batch that was made last.
     bucket.first_arrival = bucket.SharesWork() ? arrived : std::min(bucket.first_arrival, arrived);
     if (bucket.satisfied != kNever) bucket.grace.RecordLag(std::max(arrived - bucket.satisfied, kSmallestLag));
-    if (quorum != nullptr) quorum->Arrive(rank, arrived, 1, false);
   }
   for (const auto& item : report.items) {
     BucketState& bucket = buckets_.at(item.bucket);
@@ -220,17 +213,6 @@ void Coordinator::ForgetEnded() {
 void Coordinator::Begin(BucketState& bucket, Closing& closing) {
   std::tie(bucket.declared_by, bucket.declaration) = *bucket.declared.begin();
   const Policy& policy = bucket.policy();
-  bucket.quorum = policy.quorum;
-  if (policy.rule == Policy::Rule::kAuto) {
-    // When all buckets with the same policy Auto have ended, the next training begins with a quorum of all ranks again.
-    const auto same = [&](const auto& other) {
-      return &other.second != &bucket && other.second.declaration && other.second.policy() == policy;
-    };
-    if (std::none_of(buckets_.begin(), buckets_.end(), same)) paces_.erase(policy.description);
-    const auto& [words, pace] = *paces_.try_emplace(policy.description, Pace{AutoQuorum(size_, policy), "", {}}).first;
-    bucket.quorum = pace.quorum.quorum();
-    bucket.why = pace.quorum.why();
-  }
   if (policy.grants) bucket.ledger.emplace(size_, policy.micro_batches);
   if (policy.rule == Policy::Rule::kReady) bucket.ready_groups.emplace(size_, policy.group_size, policy.window);
   const Round upcoming = std::min(CycleOf(policy.schedule, size_), kUpcoming);
@@ -248,14 +230,12 @@ Closing Coordinator::Close(const std::string& name, BucketState& bucket, Closing
   closing.flushes = unflushed_.erase(name) > 0;
   if (closing.flushes && unflushed_.empty()) closing.flush_over = flush_;
   const bool flush = bucket.declaration && bucket.policy().grouped() && !bucket.HasArrival();
-  std::vector<bool> on_time(Index(size_));
   for (Rank rank = 0; rank < size_; ++rank) {
     if (!closing.Includes(rank)) {
       closing.contributions.emplace_back();
       continue;
     }
     BucketState::RankState& state = bucket.At(rank);
-    on_time[Index(rank)] = state.arrival.has_value();
     const Closing::Contribution contribution = bucket.ContributionOf(rank);
     // A round ends a rank's staleness only if the rank contributes gradients to it. In a flush a rank may have none.
     if (contribution.gradients > 0 && !contribution.stale) state.last_contribution = bucket.round;
@@ -283,42 +263,9 @@ Closing Coordinator::Close(const std::string& name, BucketState& bucket, Closing
   bucket.last_satisfied = bucket.satisfied == kNever ? now : bucket.satisfied;
   bucket.FindFirstArrival();
   bucket.satisfied = kNever;
-  if (bucket.declaration && bucket.policy().rule == Policy::Rule::kAuto) {
-    closing.quorum = bucket.quorum;
-    closing.why = bucket.why;
-    Follow(name, bucket, on_time, now);
-  }
   ++bucket.round;
   if (bucket.ledger) bucket.ledger->Advance(now);
   return closing;
-}
-
-// Returns the object that chooses the quorum of Auto from the rounds of this bucket, or null if there is none.
-AutoQuorum* Coordinator::PaceSetBy(const std::string& name, const BucketState& bucket) {
-  if (!bucket.declaration || bucket.policy().rule != Policy::Rule::kAuto) return nullptr;
-  Pace& pace = paces_.at(bucket.policy().description);
-  return pace.bucket == name ? &pace.quorum : nullptr;
-}
-
-// Called when a round under Auto has closed: sets the quorum of the next round. If several buckets share the policy,
-// the quorum follows the rounds of the last bucket by name, because in each step ranks arrive at that bucket last. When
-// that bucket has ended or is used more rarely, the quorum follows another bucket.
-void Coordinator::Follow(const std::string& name, BucketState& bucket, const std::vector<bool>& on_time, Time now) {
-  Pace& pace = paces_.at(bucket.policy().description);
-  if (pace.bucket != name) {
-    const auto followed = buckets_.find(pace.bucket);
-    const bool gone = followed == buckets_.end() || ++pace.since[name] > AutoQuorum::kPeriod;
-    if (gone || (name > pace.bucket && bucket.round >= followed->second.round - AutoQuorum::kPeriod)) {
-      pace.bucket = name;
-      pace.quorum.ChangeBucket();
-    }
-  }
-  if (pace.bucket == name) {
-    pace.since.clear();
-    pace.quorum.Close(on_time, now);
-  }
-  bucket.quorum = pace.quorum.quorum();
-  bucket.why = pace.quorum.why();
 }
 
 // Closes the last round of a bucket, to deliver all pending sums. If there are none, no rank takes part in the round.
@@ -349,12 +296,6 @@ std::vector<Closing> Coordinator::Decide(Time now) {
   ForgetEnded();
   deadlock_.clear();
   grants_.clear();
-  for (auto& [policy, pace] : paces_) {
-    for (Rank rank = 0; rank < size_; ++rank)
-      if (levels_[Index(rank)].joined) pace.quorum.Leave(rank);
-    const auto followed = buckets_.find(pace.bucket);
-    if (followed == buckets_.end() || !followed->second.Running()) pace.quorum.Ended(now);
-  }
   const auto since = [now](bool state, Time before) { return state ? std::min(before, now) : kNever; };
   stuck_since_ = since(OnlyBlockedRanksAreLeft(), stuck_since_);
   const auto anyone = [this](const auto& flushes) {
@@ -443,8 +384,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     const auto reason = flush == Report::Flush::kEnding ? Closing::Reason::kEnd : Closing::Reason::kFlush;
     closings.push_back(Close(name, bucket, reason, now));
   }
-  again_ = again_ || (!unflushed_.empty() && (!closings.empty() || AnythingRuns())) ||
-           std::any_of(paces_.begin(), paces_.end(), [](const auto& item) { return item.second.quorum.WantsEnd(); });
+  again_ = again_ || (!unflushed_.empty() && (!closings.empty() || AnythingRuns()));
   Grant(now);
   return closings;
 }

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "core/quorum/auto_quorum.h"
 #include "core/rounds/bucket_state.h"
 #include "core/rounds/message.h"
 #include "core/rounds/waits.h"
@@ -87,14 +86,7 @@ class Coordinator {
   std::map<std::string, std::int64_t> UnconnectedWindows() const;
 
  private:
-  friend class CoordinatorPeer;  // lets tests change the quorum of a round that has just opened
-
-  // What the buckets of one Auto policy have in common.
-  struct Pace {
-    AutoQuorum quorum;
-    std::string bucket;                  // the quorum is chosen from measurements of the rounds of this bucket
-    std::map<std::string, Round> since;  // for each other bucket: the number of its closings since `bucket` last closed
-  };
+  friend class CoordinatorPeer;  // lets tests read the ledger of micro-batches
 
   // Verdict returns why the open round must close now. It returns nothing if the round stays open, or has no arrival.
   std::optional<Closing::Reason> Verdict(const BucketState& bucket, Time now) const;
@@ -107,8 +99,6 @@ class Coordinator {
   bool RanksWaitForEachOther() const;
   bool AnythingRuns() const;
 
-  AutoQuorum* PaceSetBy(const std::string& name, const BucketState& bucket);
-  void Follow(const std::string& name, BucketState& bucket, const std::vector<bool>& on_time, Time now);
   static std::size_t Index(Rank rank) { return static_cast<std::size_t>(rank); }
   BucketState& Find(const std::string& name);
   void BeginFlush(Report::Flush flush);
@@ -126,7 +116,6 @@ class Coordinator {
   Time deadlock_after_ = kNever;
   std::vector<RankLevel> levels_;  // what each rank says about itself
   BucketStates buckets_;
-  std::map<std::string, Pace> paces_;  // the quorum of each Auto policy, by the policy's description
   std::vector<Grants> grants_;
   std::vector<std::string> ended_;  // the buckets that ended in the last Decide
   // The kind of the flush that all ranks are in, and the buckets that have had no closing in this flush yet.

@@ -78,8 +78,8 @@ std::string Encode(const std::vector<Grants>& grants) { return BytesOf(grants); 
 std::vector<Grants> DecodeGrants(const std::string& bytes) { return FromBytes<std::vector<Grants>>(bytes, "grants"); }
 
 // A closing is encoded as: the number of ranks; the round in two words; one word for reason, flush_over, flushes and
-// ends; the number of partitions; whether the first partition is that of this round; one word for quorum and why; the
-// contribution of each rank in two words; all partitions.
+// ends; the number of partitions; whether the first partition is that of this round; the contribution of each
+// rank in two words; all partitions.
 void Append(const Closing& closing, std::vector<std::int32_t>& words) {
   const auto round = static_cast<std::uint64_t>(closing.round);
   const bool grouped = !closing.groups.empty();
@@ -90,7 +90,6 @@ void Append(const Closing& closing, std::vector<std::int32_t>& words) {
                   (closing.flushes ? 2 : 0) | (closing.ends ? 1 : 0));
   words.push_back(static_cast<std::int32_t>(closing.upcoming.size()) + (grouped ? 1 : 0));
   words.push_back(grouped ? 1 : 0);
-  words.push_back(closing.quorum << 3 | static_cast<std::int32_t>(closing.why));
   for (const auto& contribution : closing.contributions) {
     const auto gradients = static_cast<std::uint32_t>(contribution.gradients);
     words.push_back(
@@ -118,10 +117,6 @@ Closing DecodeClosing(const std::vector<std::int32_t>& words, std::size_t& at) {
   closing.ends = (reason & 1) != 0;
   std::int32_t partitions = next();
   const bool grouped = next() != 0;
-  const std::int32_t quorum = next();
-  closing.quorum = quorum >> 3;
-  closing.why = FromNumber<QuorumGuard::Why>(static_cast<std::uint32_t>(quorum & 7));
-  if (closing.quorum < 0 || closing.quorum > ranks) throw std::runtime_error("a closing has a quorum of more than all");
   if (ranks < 0 || partitions < 0) throw std::runtime_error("a closing has a negative number of ranks or partitions");
   // The size of the message is checked before memory is allocated for the ranks and the partitions.
   const auto needed = (std::uint64_t{2} + static_cast<std::uint64_t>(partitions)) * static_cast<std::uint64_t>(ranks);

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "core/groups/groups.h"
-#include "core/quorum/quorum_guard.h"
 #include "core/rounds/declaration.h"
 #include "core/rounds/work_sharing.h"
 #include "core/values/types.h"
@@ -127,8 +126,6 @@ struct Closing {
   bool flushes = false;  // true for the first closing of the bucket in a flush: it delivers what was pending
   bool ends = false;     // true for the last round of the bucket, after which all ranks forget the bucket
   Report::Flush flush_over = Report::Flush::kNone;  // the kind of the flush that ends with this closing, or kNone
-  int quorum = 0;                                   // under Auto the quorum of this round; 0 under other policies
-  QuorumGuard::Why why = QuorumGuard::Why::kStart;  // under Auto why the quorum of this round was chosen
   std::vector<Contribution> contributions;          // the contribution of each rank
   Partition groups;                                 // the groups of the round; each group reduces by itself
   std::vector<Partition> upcoming;                  // in round 0, if there is a schedule: the groups of later rounds

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <deque>
 
-#include "core/values/buffer.h"
+#include "core/values/memory.h"
 #include "core/values/dtype.h"
 
 namespace horovod_partial {

@@ -14,10 +14,6 @@ void BucketStatistics::Record(const Closing& closing) {
   }
   ++rounds;
   ++by_reason[static_cast<std::size_t>(closing.reason)];
-  if (closing.quorum > 0 && (quorums.empty() || quorums.back().quorum != closing.quorum)) {
-    quorums.push_back({closing.round, closing.quorum, closing.why});
-    if (quorums.size() > kMostChanges) quorums.pop_front();
-  }
   ++fresh[static_cast<std::size_t>(closing.fresh())];
   for (std::size_t rank = 0; rank < size; ++rank) {
     if (!closing.Includes(static_cast<Rank>(rank))) continue;

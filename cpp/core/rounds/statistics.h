@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <vector>
 
@@ -13,14 +12,6 @@
 namespace horovod_partial {
 
 struct BucketStatistics {
-  // Under Auto: the first round with a new quorum, and why this quorum was chosen.
-  struct QuorumChange {
-    Round round = 0;
-    int quorum = 0;
-    QuorumGuard::Why why = QuorumGuard::Why::kStart;
-  };
-  static constexpr std::size_t kMostChanges = 64;
-
   // Counts a closing. A rank with an arrival in the round is on time. A rank without a group is neither on time nor
   // late. The staleness of a contribution is the number of rounds between it and the rank's previous contribution.
   void Record(const Closing& closing);
@@ -32,7 +23,6 @@ struct BucketStatistics {
   std::vector<std::int64_t> gradients;      // for each rank: the number of its gradients or micro-batches in all sums
   std::vector<std::int64_t> fresh;          // fresh[n]: the number of rounds in which n ranks were on time
   std::map<Round, std::int64_t> staleness;  // the number of contributions by staleness
-  std::deque<QuorumChange> quorums;         // under Auto: the last changes of the quorum, oldest first
   double waited_seconds = 0;                // how long the application of this rank has waited for results
   double setup_seconds = 0;                 // how many seconds this rank spent on making communicators for groups
   std::int64_t groups_made = 0;             // the number of communicators that were made for groups

@@ -2,11 +2,35 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iomanip>
+#include <sstream>
 #include <utility>
 
-#include "core/values/median.h"
-
 namespace horovod_partial {
+namespace {
+
+// Returns a factor with as many digits as it is worth telling.
+std::string Factor(double factor) {
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(factor < 2 ? 2 : factor < 10 ? 1 : 0) << factor;
+  return text.str();
+}
+
+}  // namespace
+
+std::string Slowness::Describe() const {
+  std::ostringstream text;
+  text << "takes " << Factor(factor) << " times (95 %: " << Factor(low) << " to " << Factor(high)
+       << ") as long as the median rank, in " << steps << " of " << length << " steps "
+       << (end < 0 ? "since step " : "from step ") << begin;
+  if (end >= 0) text << " to " << end - 1;
+  if (kind == SlownessKind::kGrowing) text << ", and becomes slower";
+  if (kind == SlownessKind::kBursts)
+    text << ", in bursts of " << std::llround(burst) << " steps every " << std::llround(period);
+  if (kind == SlownessKind::kRandom) text << ", at random";
+  return text.str();
+}
+
 namespace {
 
 constexpr double kBegin = 10, kEnd = 8;  // the least evidence for a begin, and for an end

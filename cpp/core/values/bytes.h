@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "core/values/fields.h"
-#include "core/values/names.h"
 #include "core/values/types.h"
 
 namespace horovod_partial {

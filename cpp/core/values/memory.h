@@ -1,7 +1,8 @@
-// The memory of a bucket, and the operations on it.
+// Memory of the host or of a device, and buffers in it.
 #pragma once
 
 #include <cstddef>
+#include <memory>
 
 #include "core/values/dtype.h"
 
@@ -39,6 +40,33 @@ class HostAddressable : public Memory {
   void Add(DataType type, void* target, const void* source, std::size_t elements) override;
   void Scale(DataType type, void* data, std::size_t elements, double factor) override;
   bool AddIfFinite(DataType type, void* target, const void* source, std::size_t elements, bool first) override;
+};
+
+struct FreeMemory {
+  Memory* memory = &Memory::Host();
+  void operator()(void* data) const { memory->Free(data); }
+};
+
+// A piece of memory that is allocated when it is first needed.
+class Buffer {
+ public:
+  bool empty() const { return size_ == 0; }
+  std::size_t size() const { return size_; }
+  void* data() { return data_.get(); }
+  const void* data() const { return data_.get(); }
+  Memory& memory() const { return *data_.get_deleter().memory; }
+
+  // Allocates `size` bytes, unless the buffer has this size already. The contents of new memory are undefined.
+  void Reserve(std::size_t size, Memory& memory = Memory::Host()) {
+    if (size_ == size) return;
+    data_ = std::unique_ptr<void, FreeMemory>(memory.Allocate(size), FreeMemory{&memory});
+    size_ = size;
+  }
+  void Zero() { memory().Zero(data_.get(), size_); }
+
+ private:
+  std::unique_ptr<void, FreeMemory> data_;
+  std::size_t size_ = 0;
 };
 
 }  // namespace horovod_partial

@@ -34,4 +34,8 @@ std::optional<std::string> Words::Next() {
   return word;
 }
 
+std::string Encode(const Beat& beat) { return BytesOf(beat); }
+
+Beat DecodeBeat(const std::string& bytes) { return FromBytes<Beat>(bytes, "a heartbeat"); }
+
 }  // namespace horovod_partial

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "core/slowness/slow_rank.h"
 #include "core/slowness/slow_ranks.h"
-#include "core/slowness/slowness.h"
-#include "core/slowness/step_rows.h"
+#include "core/slowness/step_timer.h"
 #include "core/values/types.h"
-#include "core/watch/beat.h"
+#include "core/watch/activity.h"
 
 namespace horovod_partial {
 

@@ -22,7 +22,7 @@ Batch = TypeVar("Batch")
 POINTS = 8  # of the curve, beside the last
 TURNS = (0.25, 0.5, 1.0, 2.25)  # times the mean delay
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the time that a step computes
-CAN_BE_LATE = ("solo", "majority", "quorum", "auto", "group_average")  # elsewhere ranks wait, if for few others
+CAN_BE_LATE = ("solo", "majority", "quorum", "group_average")  # elsewhere ranks wait, if for few others
 
 
 def options(
@@ -163,11 +163,11 @@ class ModelSync:
             return
         self._last = due
         model = parameters_to_vector(self._parameters).detach()
-        handle = hvd.average_async_(model, hvd.WeightedAverage(1, 1.0), name=self._name, steps=0)  # all weigh alike
-        hvd.synchronize(handle)
+        handle = hvd.average_async(model, hvd.WeightedAverage(1, 1.0), name=self._name, steps=0)  # all weigh alike
+        average = hvd.synchronize(handle)
         # A late average is of older models, and was made while this rank was out of training.
         if not hvd.round_info(handle).late:
-            parts = model.split([parameter.numel() for parameter in self._parameters])
+            parts = average.split([parameter.numel() for parameter in self._parameters])
             with torch.no_grad():
                 for parameter, part in zip(self._parameters, parts, strict=True):
                     parameter.copy_(part.view_as(parameter))

@@ -31,15 +31,11 @@ _CYCLE = 1e-3  # Horovod's default cycle time, in seconds
 class Prediction:
     """The prediction for a job under one policy.
 
-    Attributes:
-        policy: the text of the policy, for `HOROVOD_PARTIAL_SYNC`.
-        passes: with `work_sharing`, the micro-batches of a step for each rank (`backward_passes_per_step`); otherwise 1.
-        rate: steps per second of a rank; the mean over the ranks.
-        interval: bounds of 95 % of the rates of resampled steps; NaN if the job is too large for enough resamples.
-        late: the share of contributions that come too late for their round, 0 to 1.
-        staleness: the number of rounds that a rank had missed before a contribution; the mean over contributions.
-        staleness_95: the 95th percentile of this number, over contributions before which a round was missed; 0 if there
-            are none.
+    `policy` is the policy's text, for `HOROVOD_PARTIAL_SYNC`. With `work_sharing`, `passes` is the number of
+    micro-batches of a step for each rank (`backward_passes_per_step`); otherwise 1. `rate` is steps per second of a
+    rank; the mean over the ranks. `interval` bounds 95 % of the rates of resampled steps; NaN if the job is too large
+    for enough resamples. `late` is the share of late contributions, 0 to 1. `staleness` is the mean over contributions.
+    `staleness_95` is the 95th percentile over those with a staleness above 0; 0 if there are none.
     """
 
     policy: str
@@ -65,10 +61,7 @@ def gradient_policies(ranks: int) -> dict[str, int]:
 
 
 def model_policies(ranks: int) -> list[str]:
-    """Return the texts of policies of models, with group sizes that fit the number of ranks.
-
-    Policies of models change the training itself, not only its speed.
-    """
+    """Return texts of model policies with fitting group sizes. They change the training itself, not only its speed."""
     sized = max(2, 2 ** int(math.log2(ranks) / 2))
     fits = ["group_average"] if ranks % sized == 0 else []
     return [*fits, f"partial_reduce:{max(2, ranks // 2)}", "weighted_average:8,0.999"] if ranks > 2 else []
@@ -98,18 +91,15 @@ def predict(
 ) -> list[Prediction]:
     """Predict how fast a job would be under each policy, by running its compute times through the simulator.
 
-    The whole time of a reduction counts as time for bytes. A group of k of P ranks takes (k - 1) P / (k (P - 1)) of this
-    time, same as in a ring. Intervals come from blocks of steps that are drawn with replacement. All ranks and policies
-    have the same blocks.
+    The whole time of a reduction counts as time for bytes. A group of k of P ranks takes (k - 1) P / (k (P - 1)) of
+    this time, same as in a ring. Intervals come from blocks of steps that are drawn with replacement. All ranks and
+    policies have the same blocks.
 
-    Args:
-        compute: compute times in seconds, of the shape (steps, ranks), above 0.
-        reduction: the time from the last gradient to the result among all ranks, in seconds.
-        policies: texts of policies.
-        passes: micro-batches of a step for each rank.
-        split: how long a micro-batch takes in addition to its part of a step, in seconds, if there are several.
-        of_samples: whether a micro-batch takes the same time on every rank, because its samples tell how long it takes.
-            Otherwise a rank that is slow in a step is slow for all micro-batches that it makes in it.
+    `compute` has seconds above 0, of the shape (steps, ranks). `reduction` is the seconds from the last gradient to the
+    result among all ranks. A step has `passes` micro-batches for each rank. If these are several, each takes `split`
+    seconds in addition to its part of a step. With `of_samples`, a micro-batch takes the same time on every rank,
+    because its samples decide how long it takes. Otherwise a rank that is slow in a step is slow for all its
+    micro-batches.
     """
     if passes > 1:
         compute = _first_steps(compute, passes)
@@ -141,12 +131,8 @@ def predict(
 def price_of_a_split(compute: Floats, reduction: float, shared: Prediction, rate: float, *, of_samples: bool) -> float:
     """Return the time in seconds that a micro-batch may take in addition to its part of a step.
 
-    If each micro-batch takes this much longer, the job makes `rate` steps per second under work sharing.
-
-    Args:
-        compute, reduction, of_samples: see `predict`.
-        shared: the prediction for `work_sharing`, whose rate is above `rate`.
-        rate: the steps per second that work sharing shall reach.
+    If each micro-batch takes this much longer, the job makes `rate` steps per second under work sharing. `shared` is
+    the prediction for `work_sharing`. Its rate is above `rate`. The other arguments are those of `predict`.
     """
     compute = _first_steps(compute, shared.passes)
     low, high = 0.0, 1 / (rate * shared.passes)  # `high` is the whole time of a micro-batch, at `rate` steps per second

@@ -36,16 +36,11 @@ LEAST_QUORUM = {"sgd": 0.0, "adam": 0.75, "adamw": 0.75, "muon": 0.75}
 class Advice:
     """The advice for a recorded job: which policy it should use.
 
-    Attributes:
-        title: a title that says what was recorded.
-        predictions: the predictions for gradient policies, from `full` to `solo`, then for work sharing, then for model
-            policies.
-        chosen: the prediction for the recommended policy. It is no model policy.
-        unsplit: the prediction for the policy that is recommended if a step cannot be split into micro-batches.
-        shares: the factor for each rank's batch size under `full`, by rank, if all batches are equal now; empty if no
-            rank is persistently slow.
-        text: the advice, in sentences.
-        remarks: sentences about missing data.
+    `title` says what was recorded. `predictions` come in this order: gradient policies from `full` to `solo`, work
+    sharing, model policies. `chosen` is for the recommended policy, and never for a model policy. `unsplit` is for the
+    policy to take if a step cannot be split into micro-batches. `shares` has the factor for each rank's batch size
+    under `full`, by rank, if all batches are equal now; empty if no rank is persistently slow. `text` is the advice, in
+    sentences, and `remarks` are sentences about missing data.
     """
 
     title: str
@@ -60,15 +55,12 @@ class Advice:
 def advise(recording: Recording, optimizer: str | None = None, split: float = 0.0) -> Advice:
     """Predict each policy's rate from a recording, and recommend one.
 
-    Args:
-        recording: the recording of a job.
-        optimizer: the job's optimizer, a key of `LEAST_QUORUM`; None if it is unknown.
-        split: how long a micro-batch takes in addition to its part of a step, in seconds, under work sharing.
+    `optimizer` is the job's optimizer, a key of `LEAST_QUORUM`; None if it is unknown. Under work sharing a micro-batch
+    takes `split` seconds in addition to its part of a step.
 
-    Raises:
-        ValueError: there are too few steps, or ranks are missing, or the ranks averaged models every few steps. (Then
-            the compute times of single steps are unknown.) Or a host was too loaded to trust the compute times. Or `split`
-            is longer than a recorded micro-batch.
+    Raises ValueError if there are too few steps, ranks are missing, or the ranks averaged models every few steps. (Then
+    the compute times of single steps are unknown.) It does so, too, if a host was too loaded to trust the compute
+    times, or `split` is longer than a recorded micro-batch.
     """
     clocks = Clocks.fit(recording)
     all_steps = JobSteps.of(recording, clocks)

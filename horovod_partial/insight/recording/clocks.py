@@ -27,18 +27,13 @@ _MICRO = 1e-6
 
 @dataclass(frozen=True)
 class HostClock:
-    """The monotonic clock of a host, compared with the clock of rank 0's host.
+    """The monotonic clock of a host, compared with the clock of rank 0's host. Times are in seconds.
 
-    Attributes:
-        host: the name of the host, or one of its names.
-        source: how the clock was compared: by the `"reductions"` of all ranks, or by the `"wall"` clocks if there are too
-            few reductions. The host of rank 0 is the `"reference"`.
-        offset: how far the clock is ahead of the reference clock at `origin`, in seconds.
-        drift: by how many seconds the clock gets further ahead in each second.
-        origin: a time on the reference clock, in seconds.
-        reductions: the number of reductions that were compared.
-        median_residual: the median distance between ends of reductions and the line, in seconds; NaN if there is none.
-        residual_95: the 95th percentile of these distances, in seconds.
+    `host` is one of the host's names. `source` says how the clock was compared: by the `"reductions"` of all ranks, or
+    by the `"wall"` clocks if there are too few reductions. The host of rank 0 is the `"reference"`. At `origin`, a time
+    on the reference clock, this clock is ahead by `offset`. In each second it gets further ahead by `drift` seconds.
+    `reductions` is the number of compared reductions. `median_residual` and `residual_95` are the median and the 95th
+    percentile of the distances between their ends and the line; NaN if there are none.
     """
 
     host: str
@@ -74,10 +69,8 @@ class HostClock:
 class Clocks:
     """The clocks of a job's hosts.
 
-    Attributes:
-        rank: the reference rank, whose clock all times are on: the lowest recorded rank.
-        zero: time 0 of this rank, in seconds of its host's monotonic clock.
-        hosts: the clocks of the hosts, by `Header.clock`, the text that names a clock.
+    All times are on the clock of `rank`, the lowest recorded rank. `zero` is its time 0, in seconds of its host's
+    monotonic clock. `hosts` has the clocks by `Header.clock`.
     """
 
     rank: int

@@ -48,17 +48,10 @@ TABLES: dict[str, dict[str, type]] = {
 class Header:
     """The first line of a segment, which is one file of a rank's recording.
 
-    Attributes:
-        format: always `FORMAT`.
-        version: always `VERSION`.
-        run: the name of the run, which is the time in UTC at which the run began.
-        rank: the rank.
-        size: the number of ranks in the job.
-        host: the name of the rank's host.
-        clock: a text that names the monotonic clock; ranks with the same text share the clock.
-        segment: the number of the segment.
-        wall: Unix time at time 0 of the rank's recorded times, in seconds, by the host's clock.
-        steady: the host's monotonic clock at time 0 of the rank's recorded times, in microseconds.
+    `format` is always `FORMAT`, and `version` always `VERSION`. `run` is the run's name, the time of its begin in UTC.
+    `size` is the number of ranks in the job. `clock` names the monotonic clock; ranks with the same text share the
+    clock. `segment` is the number of the segment. At time 0 of the rank's recorded times, the host's clock showed the
+    Unix time `wall`, in seconds, and its monotonic clock showed `steady`, in microseconds.
     """
 
     format: str
@@ -82,8 +75,7 @@ class Header:
 def columns(name: str, line: dict[str, Any]) -> Table:
     """Return the columns in one line of a recording. The line belongs to the table `name`.
 
-    Raises:
-        ValueError: a column is missing, has another length than the others, or has values of another type.
+    Raises ValueError if a column is missing, has another length than the others, or has values of another type.
     """
     read = {}
     for column, kind in TABLES[name].items():

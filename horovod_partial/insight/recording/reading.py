@@ -18,13 +18,9 @@ _FILE = re.compile(r"rank-(\d+)\.(\d+)\.jsonl")
 
 @dataclass(frozen=True)
 class Bucket:
-    """A bucket in the recording of a rank.
+    """A bucket in the recording of a rank. Its name is the same on all ranks, its number is not.
 
-    Attributes:
-        name: the name of the bucket, the same on all ranks. (The numbers of buckets differ between ranks.)
-        policy: the text of the bucket's policy.
-        process_set: the number of the bucket's process set; 0 is the process set of all ranks.
-        nbytes: the size of a contribution, in bytes.
+    `policy` is the text of its policy. `process_set` is a number; 0 is that of all ranks. A contribution has `nbytes`.
     """
 
     name: str
@@ -37,11 +33,9 @@ class Bucket:
 class RankRecording(Header):
     """The recording of one rank: the header of its newest segment, and the contents of its segments.
 
-    Attributes:
-        ended: whether Horovod was shut down in good order.
-        buckets: the buckets, by their number on this rank.
-        tables: the tables by name, each with its columns by name. A column is an array of the shape (rows,), of int64 or
-            of objects. Times are microseconds since time 0 of the rank.
+    `ended` says whether Horovod was shut down in good order. `buckets` has the buckets by their number on this rank.
+    `tables` has the tables by name, each with its columns by name. A column is an array of the shape (rows,), of int64
+    or of objects. Times are microseconds since time 0 of the rank.
     """
 
     ended: bool
@@ -61,11 +55,9 @@ class RankRecording(Header):
 class Recording:
     """The recording of one run of a job.
 
-    Attributes:
-        run: the name of the run: the time in UTC at which it began.
-        size: the number of ranks in the job, recorded or not.
-        ranks: the recordings of the ranks that have files, by rank; at least one.
-        remarks: sentences about missing data.
+    `run` is the run's name, the time of its begin in UTC. `size` is the number of ranks in the job, recorded or not.
+    `ranks` has the recordings of the ranks with files, by rank; at least one. `remarks` are sentences about missing
+    data.
     """
 
     run: str
@@ -77,10 +69,8 @@ class Recording:
 def runs(folder: str | PathLike[str]) -> dict[str, Path]:
     """Return the folders of all recorded runs in a folder, by name, oldest first.
 
-    If the folder itself holds the files of a run, the result has only this folder.
-
-    Raises:
-        ValueError: there is no such folder.
+    If the folder itself holds the files of a run, the result has only this folder. Raises ValueError if it does not
+    exist.
     """
     path = Path(folder)
     if not path.is_dir():
@@ -91,16 +81,10 @@ def runs(folder: str | PathLike[str]) -> dict[str, Path]:
 
 
 def load(folder: str | PathLike[str], run: str | None = None) -> Recording:
-    """Read the recording of a run.
+    """Read the recording of a run in a folder of runs, or in the folder of the run. Without `run`, the newest is read.
 
-    A last line that is cut off is dropped. `remarks` of the result tells about other missing data: ranks, segments, ends.
-
-    Args:
-        folder: a folder of runs, or of one run.
-        run: the name of the run; None takes the newest.
-
-    Raises:
-        ValueError: there is no such run, or one of its files is damaged, or has another format or version.
+    A last line that is cut off is dropped. `remarks` of the result tells about other missing data: ranks, segments,
+    ends. Raises ValueError if there is no such run, or one of its files is damaged, or has another format or version.
     """
     there = runs(folder)
     if not there:
@@ -147,10 +131,7 @@ def _files(folder: Path) -> dict[int, dict[int, Path]]:
 
 
 def _rank(rank: int, files: dict[int, Path], remarks: list[str]) -> RankRecording | None:
-    """Read the recording of one rank, and add sentences about missing data to `remarks`.
-
-    Returns None if none of the rank's files has a complete first line.
-    """
+    """Read a rank's recording, and add `remarks` on missing data. Returns None if no file has a complete first line."""
     # Arrivals and results are matched by order. A missing file breaks it, so use only files after the last missing one.
     newest = max(files)
     oldest = next(number for number in range(newest, -2, -1) if number not in files) + 1

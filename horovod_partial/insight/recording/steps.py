@@ -49,24 +49,18 @@ Intervals = tuple[Floats, Floats]  # begins and ends of time intervals, in secon
 
 @dataclass(frozen=True)
 class RankSteps:
-    """The steps of one rank; every array has the shape (steps,). Times are seconds since time 0 of rank 0, on its clock.
+    """The steps of one rank. Arrays have the shape (steps,). Times are seconds since time 0 of rank 0, on its clock.
 
-    Attributes:
-        rank: the rank.
-        step: int64, the number of the step on this rank; under `WorkSharing()` the number of the update.
-        micro_batches: int64, how many micro-batches of the step this rank made; 1 under other policies.
-        begin: float64, when the application went on after the step before.
-        handed: float64, when the rank's compute ended.
-        result: float64, when the last result was there.
-        round: int64, the newest round whose result the step had; -1 if it had none.
-        late: bool, whether a contribution of the step came too late for its round.
-        staleness: int64, the number of rounds that the rank had missed before the step; the maximum over its buckets.
-        compute: float64, how long the rank computed, in seconds.
-        share: float64, how long the rank would have computed for an equal share of the step, in seconds: `compute`, but under
-            `WorkSharing()` for as many micro-batches as there are for each rank. A micro-batch that it did not make
-            counts as long as the median of those that it made in this step.
-        reduce: float64, how long reductions ran after the compute or during a wait, in seconds.
-        wait: float64, how long the rank waited for others, in seconds.
+    `step` is the number of the step on this rank; under `WorkSharing()` the number of the update. `micro_batches` says
+    how many micro-batches of the step this rank made; 1 under other policies. At `begin` the application went on after
+    the step before, at `handed` the rank's compute ended, and at `result` the last result was there. `round` is the
+    newest round with a result in the step; -1 if it had none. `late` says whether a contribution of the step was late.
+    `staleness` is the maximum over the buckets.
+
+    The rank computed for `compute` seconds, and waited for others for `wait` seconds. Reductions ran for `reduce`
+    seconds after the compute or during a wait. For an equal share of the step the rank would have computed for `share`
+    seconds: `compute`, but under `WorkSharing()` for as many micro-batches as there are for each rank. If it made
+    fewer, each missing one counts like the median of its others in this step.
     """
 
     rank: int
@@ -93,13 +87,11 @@ class RankSteps:
 class JobSteps:
     """The steps of all recorded ranks.
 
-    Attributes:
-        policy: the text of the policy that most of the training's bytes travel under; `full` without rounds.
-        rounds: whether the training reduces by rounds, not by Horovod's own operations.
-        passes: under `WorkSharing()`, the micro-batches of a step for each rank, on average; 0 under other policies.
-        micro_batches: how many micro-batches each rank made in its whole recording, by rank; empty under other policies.
-        ranks: the steps of each rank, in order of rank. Ranks may have different numbers of steps.
-        remarks: sentences about missing data.
+    `policy` is the text of the policy under which most of the training's bytes travel; `full` without rounds. `rounds`
+    says whether the training reduces by rounds, not by Horovod's own operations. Under `WorkSharing()`, `passes` is the
+    number of micro-batches of a step for each rank, on average, and `micro_batches` has how many each rank made in its
+    whole recording, by rank. Under other policies they are 0 and empty. `ranks` has the steps of each rank, in order of
+    rank. Ranks may have different numbers of steps. `remarks` are sentences about missing data.
     """
 
     policy: str
@@ -113,10 +105,8 @@ class JobSteps:
     def of(cls, recording: Recording, clocks: Clocks) -> JobSteps:
         """Find the steps of a recording.
 
-        The training has rounds if more bytes arrived in buckets than Horovod itself reduced.
-
-        Raises:
-            ValueError: no rank has recorded two steps, so the length of a step is unknown.
+        The training has rounds if more bytes arrived in buckets than Horovod itself reduced. Raises ValueError if no
+        rank has recorded two steps, because then the length of a step is unknown.
         """
         arrived: Counter[tuple[str, str]] = Counter()  # arrived bytes, by policy and (under `WorkSharing()`) optimizer
         reduced = 0
@@ -256,12 +246,10 @@ def _of_rounds(rank: RankRecording, clocks: Clocks) -> RankSteps:
 def _steps_of_arrivals(
     rank: RankRecording, clocks: Clocks, arrivals: Table, of: Integers, number: Integers
 ) -> RankSteps:
-    """Return the steps of a rank from its arrivals.
+    """Return the steps of a rank from its arrivals, rows of the table `arrivals`.
 
-    Args:
-        arrivals: rows of the table `arrivals`.
-        of: the row of each arrival's result in the table `results`, of the shape (arrivals,); -1 if there is none.
-        number: the step of each arrival, of the shape (arrivals,).
+    `of` has the row of each arrival's result in the table `results`; -1 if there is none. `number` has the step of each
+    arrival. Both have the shape (arrivals,).
     """
     results, waits = rank.tables["results"], rank.tables["waits"]
     order = np.argsort(number, kind="stable")
@@ -291,10 +279,7 @@ def _steps_of_arrivals(
 
 
 def results_of_arrivals(rank: RankRecording) -> Integers:
-    """Find the result of each arrival of a rank.
-
-    Returns rows of the table `results`, of the shape (arrivals,); -1 for arrivals without a result.
-    """
+    """Return the row of each arrival's result in the table `results`, of the shape (arrivals,); -1 if there is none."""
     arrivals, results = rank.tables["arrivals"], rank.tables["results"]
     shared = [number for number, bucket in rank.buckets.items() if _SHARED.match(bucket.policy)]
     of = np.full(len(arrivals["time"]), -1)

@@ -32,13 +32,10 @@ _HICCUPS = (
 class Slowness:
     """How slow a rank was.
 
-    Attributes:
-        rank: the rank.
-        compute: the mean compute time of a step, in seconds.
-        score: the fastest rank's `compute` divided by this rank's; 1 for the fastest.
-        steps: the number of steps that were looked at.
-        times: all times when the rank was slow, oldest first; in each, steps are counted from the first one that all
-            ranks have recorded. An `end` of -1 is that of the recording.
+    `compute` is the mean compute time of a step, in seconds. `score` is the fastest rank's `compute` divided by this
+    rank's; 1 for the fastest. `steps` is how many steps were looked at. `times` has all times when the rank was slow,
+    oldest first. Their steps are counted from the first one that all ranks have recorded. An `end` of -1 is that of the
+    recording.
     """
 
     rank: int
@@ -75,9 +72,7 @@ class Slowness:
 def of_job(ranks: list[int], compute: Floats) -> list[Slowness]:
     """Find out how slow each rank of a job was, and in what way.
 
-    Args:
-        ranks: the ranks.
-        compute: compute times in seconds, of the shape (steps, ranks), with the same steps of all ranks.
+    `compute` has seconds, of the shape (steps, ranks), with the same steps of all ranks.
     """
     detector = _core.SlowRanks(len(ranks))
     for step in compute:
@@ -110,11 +105,7 @@ def follows_data(compute: Floats, slow: list[Slowness]) -> bool:
     If each rank draws its samples at random, the times of all ranks have one distribution, and one step does not
     predict the next. A slow machine has a longer mean, and a busy machine is busy for several steps in a row. But if
     times vary from step to step on all ranks alike for another reason, this function takes that for an effect of the
-    samples.
-
-    Args:
-        compute: compute times in seconds, of the shape (steps, ranks), with the same steps of all ranks.
-        slow: how slow each rank is, from `of_job`.
+    samples. `compute` is the argument of `of_job`, and `slow` is its result.
     """
     steps = len(compute)
     if steps < LEAST_STEPS or any(rank.times for rank in slow):

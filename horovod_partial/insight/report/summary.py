@@ -24,16 +24,10 @@ _LIKE_DATA = (
 class RankSummary:
     """The summary of one rank, over the steps that all ranks have recorded.
 
-    Attributes:
-        rank: the rank.
-        host: the name of the rank's host.
-        slowness: how slow the rank is.
-        micro_batches: how many micro-batches the rank made in its whole recording under `WorkSharing()`; 0 under other policies.
-        compute: how long the rank computed in a step, in seconds; the mean.
-        wait: how long the rank waited for others in a step, in seconds; the mean.
-        reduce: how long reductions ran in a step after the rank's last gradient, in seconds; the mean.
-        late: the share of the rank's steps with a late contribution, 0 to 1.
-        staleness: the number of rounds that the rank had missed before a step; the mean.
+    `micro_batches` is how many the rank made in its whole recording under `WorkSharing()`; 0 under other policies. In a
+    step, on average, the rank computed for `compute` seconds and waited for others for `wait` seconds, and reductions
+    ran for `reduce` seconds after its last gradient. `late` is the share of its steps with a late contribution, 0 to 1.
+    `staleness` is the mean over the steps.
     """
 
     rank: int
@@ -51,17 +45,11 @@ class RankSummary:
 class Summary:
     """The summary of a recording.
 
-    Attributes:
-        recording: the recording.
-        clocks: the clocks of the recorded hosts.
-        steps: the steps that all ranks have recorded, so the arrays of all ranks have the same shape.
-        ranks: the summary of each rank, in order of rank.
-        follows_data: whether ranks wait for each other because samples differ (`slowness.follows_data`).
-        waited: how long a rank waited in each step, in seconds, of the shape (steps,); the mean over the ranks.
-        waited_under_full: how long a rank would have waited in each step under `Full()`, where each step waits for its
-            slowest rank, in seconds, of the shape (steps,); the mean over the ranks. Reductions that run meanwhile count
-            as waiting here.
-        seconds: the time from the begin of the first step to the last result; the mean over the ranks.
+    `steps` has the steps that all ranks have recorded, so the arrays of all ranks have the same shape. `ranks` is in
+    order of rank. `follows_data` is the result of `slowness.follows_data`. The other fields are seconds, each a mean
+    over the ranks. `waited`, of the shape (steps,), is how long a rank waited in each step. `waited_under_full`, of the
+    same shape, is how long it would have waited under `Full()`, where each step waits for its slowest rank. Reductions
+    that run meanwhile count as waiting here. `seconds` is the time from the begin of the first step to the last result.
     """
 
     recording: Recording
@@ -75,11 +63,7 @@ class Summary:
 
     @classmethod
     def of(cls, recording: Recording) -> Summary:
-        """Summarise a recording.
-
-        Raises:
-            ValueError: there is no step that all ranks have recorded.
-        """
+        """Summarise a recording. Raises ValueError if the ranks have recorded no step in common."""
         clocks = Clocks.fit(recording)
         steps = JobSteps.of(recording, clocks).common()
         if not len(steps.ranks[0].step):

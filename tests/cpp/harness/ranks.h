@@ -33,7 +33,6 @@ struct Job {
   bool family = false;  // the buckets are one: results are taken as whole rounds
   int replay_limit = 2;
   bool never_sums = false;        // no rank has to add rounds up
-  std::vector<int> quorums = {};  // kAuto: each of them may hold from one round to the next, all ranks first
 };
 
 // As long as ended ranks wait for blocked ones. A grace period of a job with a clock is as long, so that everything
@@ -55,7 +54,6 @@ struct Coverage {
   std::size_t sent_again = 0;         // models
   std::size_t said_of_some = 0;       // reports of ranks that cannot come to some buckets, and can to others
   std::size_t parted = 0;             // takings that left a round which had ended in some members only
-  std::size_t quorum_changes = 0;     // of an adaptive policy
   std::size_t held = 0;               // cycles in which a quorum waited for a rank with too many untaken results
   std::size_t drained = 0;            // rounds taken in the middle of a flush
   std::size_t taken_meanwhile = 0;    // and in that of a collective that is not ours
@@ -112,7 +110,6 @@ class Ranks {
     int arrived = 0;        // a bit for each rank
     int full = 0;           // those that have asked for a full round
     Time quorate = kNever;  // since when a quorum has arrived
-    int quorum = 0;         // kAuto: of this round
     std::array<Round, kMostRanks> last_contribution{-1, -1, -1};
     Sum submitted = 0;
     Sum delivered = 0;

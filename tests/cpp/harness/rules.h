@@ -41,10 +41,8 @@ class Rules : protected Ranks {
       active += ranks_[Index(r)].joined ? 0 : 1;
       arrived += open.arrived >> r & 1;
     }
-    return open.round > 0 && arrived > 0 && arrived >= std::min(QuorumOf(open), active);
+    return open.round > 0 && arrived > 0 && arrived >= std::min(job_->policy.quorum, active);
   }
-  int QuorumOf(const Open& open) const { return IsAuto() ? open.quorum : job_->policy.quorum; }
-  bool IsAuto() const { return job_->policy.rule == Policy::Rule::kAuto; }
   // Where the policy is a quorum, and cannot have been too stale; or ready ranks are as many as a group.
   bool MustHaveClosed(int b) const {
     const Open& open = open_[Index(b)];
@@ -56,7 +54,7 @@ class Rules : protected Ranks {
       return false;
     }
     if (policy.rule == Policy::Rule::kReady) return open.round > 0 && Count(open.arrived) >= SizeOfGroup();
-    return (policy.rule == Policy::Rule::kQuorum || IsAuto()) && policy.max_staleness > kMostSteps &&
+    return policy.rule == Policy::Rule::kQuorum && policy.max_staleness > kMostSteps &&
            open.quorate != kNever && now_ - open.quorate >= policy.grace;
   }
 
@@ -149,8 +147,8 @@ class Rules : protected Ranks {
         Rank initiator = Initiator(policy, open.round, size_);
         while (ranks_[Index(initiator)].joined) initiator = (initiator + 1) % size_;
         Require(closing.contributions[Index(initiator)].fresh, "the initiator is missing");
-      } else if (policy.rule == Policy::Rule::kQuorum || IsAuto()) {
-        Require(fresh >= std::min(QuorumOf(open), active), "the quorum is not reached");
+      } else if (policy.rule == Policy::Rule::kQuorum) {
+        Require(fresh >= std::min(policy.quorum, active), "the quorum is not reached");
       }
     }
     if (closing.reason == Reason::kLiveness) {
@@ -165,8 +163,6 @@ class Rules : protected Ranks {
       Require(all_flush && fresh == 0, "a flush while a rank works");
       Require((closing.reason == Reason::kEnd) == all_end, "the end is called before all have come to it");
     }
-    Require(!IsAuto() || closing.quorum == (first ? size_ : open.quorum), "a closing names another quorum");
-    if (IsAuto()) undecided_ |= 1 << b;
     waiting_since_ = kNever;
     ++coverage_->closings[static_cast<std::size_t>(closing.reason)];
     coverage_->pending_delivered += static_cast<std::size_t>(closing.gradients() > fresh);
@@ -207,8 +203,6 @@ class Rules : protected Ranks {
       }
     }
   }
-
-  int undecided_ = 0;  // kAuto: buckets whose rounds have opened, and have no quorum yet
 };
 
 }  // namespace horovod_partial::test

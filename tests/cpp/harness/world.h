@@ -33,18 +33,6 @@
 #include "harness/replica.h"
 #include "harness/rules.h"
 
-namespace horovod_partial {
-
-class CoordinatorPeer {
- public:
-  static void SetQuorum(Coordinator& coordinator, const std::string& bucket, int quorum) {
-    const auto found = coordinator.buckets_.find(bucket);
-    if (found != coordinator.buckets_.end()) found->second.quorum = quorum;
-  }
-};
-
-}  // namespace horovod_partial
-
 namespace horovod_partial::test {
 
 // What may happen next: a step of a thread of the rank whose turn it is, or the next background step.
@@ -55,7 +43,6 @@ struct Move {
   bool later = false;      // and the coordinator decides when time has passed
   bool postpones = false;  // the round does not end on this rank yet
   bool ends = false;       // rounds that were postponed end on this rank
-  int quorum = 0;          // kAuto: holds in the round that has opened
 };
 
 class World : private Rules {
@@ -78,7 +65,7 @@ class World : private Rules {
     }
   }
 
-  bool AtStartOfCycle() const { return phase_ == Phase::kReport && turn_ == 0 && undecided_ == 0; }
+  bool AtStartOfCycle() const { return phase_ == Phase::kReport && turn_ == 0; }
   bool Done() const {
     return std::all_of(ranks_.begin(), ranks_.end(), [&](const RankState& rank) { return AllAtEnd(rank); });
   }
@@ -92,10 +79,6 @@ class World : private Rules {
 
   std::vector<Move> Moves() const {
     std::vector<Move> moves;
-    if (phase_ == Phase::kReport && undecided_ != 0) {
-      for (const int quorum : job_->quorums) moves.emplace_back().quorum = quorum;
-      return moves;
-    }
     if (phase_ == Phase::kReport) {
       for (const int answer : MaySay(turn_)) {
         moves.emplace_back().says = answer;
@@ -118,10 +101,6 @@ class World : private Rules {
   }
 
   void Apply(Move move) {
-    if (move.quorum > 0) {
-      SetQuorum(move.quorum);
-      return;
-    }
     if (move.application) {
       Step(turn_, move.thread);
       return;
@@ -157,7 +136,6 @@ class World : private Rules {
       const Thread& thread = ranks_[Index(turn_)].threads[Index(move.thread)];
       return text + "steps (thread " + std::to_string(move.thread) + ", op " + std::to_string(thread.at) + ")";
     }
-    if (move.quorum > 0) return "the next round needs " + std::to_string(move.quorum) + " ranks";
     text += move.ends ? "ends what was postponed" : phases[static_cast<int>(phase_)];
     const auto add = [&text](const char* what, const BucketSet& set) {
       if (set.empty()) return;
@@ -187,7 +165,6 @@ class World : private Rules {
     for (const std::string& rank : ranks) key += rank;
     for (const Open& open : open_) {
       Put(key, SinceWhen(open.quorate) | (numbers_count ? static_cast<int>(open.round) : open.round > 0) << 2);
-      Put(key, open.quorum);
       for (const int group : open.groups) Put(key, group);
       Put(key, 0);
     }
@@ -227,7 +204,6 @@ class World : private Rules {
   Move Patient() const {
     Move move;
     if (phase_ == Phase::kReport) move.says = MaySay(turn_).back();
-    if (phase_ == Phase::kReport && undecided_ != 0) move.quorum = job_->quorums.front();
     move.later = TimeMayPass();
     return move;
   }
@@ -441,20 +417,6 @@ class World : private Rules {
     if (running_.empty()) return;
     phase_ = Phase::kBegin;
     SkipJoined();
-  }
-
-  // The one step that is not the coordinator's own: what an adaptive policy may come to is not explored, but all of it
-  // is tried. Buckets whose rounds have opened together get the same quorum, as they do in a job.
-  void SetQuorum(int quorum) {
-    auto coordinator = std::make_shared<Coordinator>(*coordinator_);
-    for (int b = 0; b < job_->buckets; ++b) {
-      if ((undecided_ >> b & 1) == 0) continue;
-      CoordinatorPeer::SetQuorum(*coordinator, NameOf(b), quorum);
-      coverage_->quorum_changes += open_[Index(b)].quorum != quorum ? 1 : 0;
-      open_[Index(b)].quorum = quorum;
-    }
-    coordinator_ = std::move(coordinator);
-    undecided_ = 0;
   }
 
   // --- The clock

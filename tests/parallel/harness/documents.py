@@ -54,7 +54,7 @@ class Block:
 
 def blocks() -> list[Block]:
     """All blocks that are neither output nor directives."""
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [block for page in pages for block in blocks_of(page.read_text(), str(page.relative_to(ROOT)))]
 
 

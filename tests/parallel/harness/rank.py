@@ -57,10 +57,10 @@ def end_with_the_tests() -> None:
 def let_no_time_count() -> None:
     """Let no round close because of the time that passes: no wait counts, and a policy has a grace only if it says so."""
     from horovod_partial import _attach
-    from horovod_partial.policies import Auto, GroupAverage, Majority, Quorum, Solo
+    from horovod_partial.policies import GroupAverage, Majority, Quorum, Solo
 
     _attach.set_thresholds(waiting_seconds=1e4, parked_seconds=1e4)
-    for policy in (Solo, Majority, Quorum, Auto, GroupAverage):
+    for policy in (Solo, Majority, Quorum, GroupAverage):
         policy.__init__.__kwdefaults__["grace_ms"] = 0
 
 

@@ -394,7 +394,6 @@ class Keras(Trainer):
             ({"sync": "group_average:2", "groups": 2}, "groups cannot be used"),
             ({"sync": self.hvd.GroupAverage(2, overlap=True)}, "overlap"),
             ({"sync": self.hvd.GroupAverage(2, average=("parameters", "buffers"))}, "buffers"),
-            ({"sync": self.hvd.GroupAverage(2, slow_momentum=self.hvd.SlowMomentum(0.5))}, "slow_momentum"),
         ]
 
     def parameter(self, array: np.ndarray, dtype: str) -> Any:

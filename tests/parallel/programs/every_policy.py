@@ -15,7 +15,7 @@ import torch
 
 import horovod_partial.torch as hvd
 
-ROUNDS = ["solo", "majority", "majority:random", "quorum:1.0", "auto"]
+ROUNDS = ["solo", "majority", "majority:random", "quorum:1.0"]
 MODELS = ["group_average:2", "partial_reduce:2", "weighted_average:1,0.9"]
 DTYPES = [torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, torch.bfloat16]
 SHAPES = [(), (0,), (1,), (1023,), (3, 5, 7), (1 << 20,)]

@@ -67,8 +67,6 @@ Memory& SpareMemoryOf(int) { return Memory::Host(); }
 
 int DefaultDevice(int) { return 0; }
 
-void CopyToHost(int, void* target, const void* source, std::size_t bytes) { std::memcpy(target, source, bytes); }
-
 std::unique_ptr<Stream> StreamOf(int device, std::uintptr_t) {
   if (device == Memory::kHost) return std::make_unique<HostStream>();
   static auto* const own = new test::FakeStream;  // like TensorFlow's, which lives as long as the process
