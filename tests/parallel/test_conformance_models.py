@@ -33,21 +33,20 @@ OF_ALL: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("in_place", [False, True], ids=["copy", "in place"])
 @pytest.mark.parametrize("kind", OF_ALL)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-def test_types(front: Front, world: World, dtype: str, kind: str, in_place: bool) -> None:
+def test_types(front: Front, world: World, dtype: str, kind: str) -> None:
     policy, steps = OF_ALL[kind]
-    begin = front.bind("average", in_place=in_place, policy=policy, name=world.name(), steps=steps(world.rank))
+    begin = front.bind("average", policy=policy, name=world.name(), steps=steps(world.rank))
     models = [front.array(front.tensor(model(rank, (5, 7)), dtype)) for rank in world.ranks]
     shares = softmax([steps(rank) or 0 for rank in world.ranks], 0.9)
     for _ in range(2):
-        tensor = (front.variable if in_place else front.tensor)(models[world.rank], dtype)
+        tensor = front.tensor(models[world.rank], dtype)
         result, info = begin(tensor).end()
         assert (front.dtype(result), info.members) == (dtype, tuple(world.ranks))
         average = front.array(result)
         assert np.allclose(average, np.average(models, 0, shares), atol=ATOL.get(dtype, 1e-6))
-        assert np.array_equal(front.array(tensor), average if in_place else models[world.rank])
+        assert np.array_equal(front.array(tensor), models[world.rank])
         world.same(average.tolist())
 
 
