@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "attach/horovod.h"
-#include "core/values/memory.h"
 #include "core/values/dtype.h"
+#include "core/values/memory.h"
 
 namespace horovod_partial::attach {
 

@@ -145,8 +145,8 @@ TEST_F(RecorderTest, WritesEachTable) {
                       "\"process_set\":[0],\"bytes\":[4096]}\n"),
             HasSubstr("{\"table\":\"arrivals\",\"step\":[0,1],\"bucket\":[0,0],\"time\":["),
             HasSubstr("\"round\":[7],\"late\":[1],\"staleness\":[3],\"fresh\":[2],\"gradients\":[5]}\n"),
-            HasSubstr("{\"table\":\"waits\""),
-            HasSubstr("\"tensors\":[2]}\n"), HasSubstr("\"tensors\":[2,1],\"bytes\":[800,4096],\"everyone\":[1,0]}\n"),
+            HasSubstr("{\"table\":\"waits\""), HasSubstr("\"tensors\":[2]}\n"),
+            HasSubstr("\"tensors\":[2,1],\"bytes\":[800,4096],\"everyone\":[1,0]}\n"),
             HasSubstr("\"sequence\":[11,12],\"process_set\":[0,0],\"step\":[0,-1],"),
             HasSubstr(
                 "\"reason\":[\"quorum\"],\"quorum\":[1],\"gradients\":[5],\"missing\":[[0,3]],\"delivered\":[[3]]}\n"),

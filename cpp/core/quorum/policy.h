@@ -53,9 +53,7 @@ struct Policy {
   bool grouped() const { return rule == Rule::kReady || schedule.kind != Schedule::Kind::kNone; }
 };
 
-constexpr auto NamesOf(Policy::Rule /*type*/) {
-  return std::array{"quorum", "initiator", "ready", "work_sharing"};
-}
+constexpr auto NamesOf(Policy::Rule /*type*/) { return std::array{"quorum", "initiator", "ready", "work_sharing"}; }
 
 // Throws std::runtime_error if a policy for `size` ranks cannot have these values.
 void Check(const Policy& policy, int size);

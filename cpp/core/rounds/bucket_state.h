@@ -52,9 +52,9 @@ struct BucketState {
   std::vector<RankState> ranks;
   // What the ranks agreed on when round 0 closed. It is kept, because a rank that had joined declares the bucket later.
   std::optional<Declaration> declaration;
-  Rank declared_by = 0;                  // the rank from which `declaration` came
-  std::map<Rank, Declaration> declared;  // the declarations that came with arrivals since the last closing
-  Round round = 0;                       // the number of the open round
+  Rank declared_by = 0;                     // the rank from which `declaration` came
+  std::map<Rank, Declaration> declared;     // the declarations that came with arrivals since the last closing
+  Round round = 0;                          // the number of the open round
   std::optional<ReadyGroups> ready_groups;  // forms groups of ranks; set only under PartialReduce
   std::optional<Ledger> ledger;             // grants micro-batches; set under work sharing, in one bucket of a family
   Time retired_since = kNever;              // since when some ranks have retired the bucket while others have not

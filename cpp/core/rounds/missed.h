@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <deque>
 
-#include "core/values/memory.h"
 #include "core/values/dtype.h"
+#include "core/values/memory.h"
 
 namespace horovod_partial {
 

@@ -32,7 +32,7 @@ struct Job {
   int buckets = 2;
   bool family = false;  // the buckets are one: results are taken as whole rounds
   int replay_limit = 2;
-  bool never_sums = false;        // no rank has to add rounds up
+  bool never_sums = false;  // no rank has to add rounds up
 };
 
 // As long as ended ranks wait for blocked ones. A grace period of a job with a clock is as long, so that everything

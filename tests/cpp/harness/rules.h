@@ -54,8 +54,8 @@ class Rules : protected Ranks {
       return false;
     }
     if (policy.rule == Policy::Rule::kReady) return open.round > 0 && Count(open.arrived) >= SizeOfGroup();
-    return policy.rule == Policy::Rule::kQuorum && policy.max_staleness > kMostSteps &&
-           open.quorate != kNever && now_ - open.quorate >= policy.grace;
+    return policy.rule == Policy::Rule::kQuorum && policy.max_staleness > kMostSteps && open.quorate != kNever &&
+           now_ - open.quorate >= policy.grace;
   }
 
   static int Count(int bits) { return (bits & 1) + (bits >> 1 & 1) + (bits >> 2 & 1); }
