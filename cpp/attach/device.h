@@ -6,7 +6,6 @@
 #include <memory>
 
 #include "core/values/memory.h"
-#include "engine/ready_event.h"
 
 namespace horovod_partial::attach {
 

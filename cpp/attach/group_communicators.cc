@@ -3,7 +3,7 @@
 #include <stdexcept>
 
 #include "attach/device.h"
-#include "attach/instead.h"
+#include "attach/horovod.h"
 #include "attach/nccl_group.h"
 
 namespace horovod_partial::attach {

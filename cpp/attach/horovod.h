@@ -1,6 +1,8 @@
 // Horovod's headers, and access to protected members of its classes.
 #pragma once
 
+#include <utility>
+
 #include "horovod/common/controller.h"
 #include "horovod/common/global_state.h"
 #include "horovod/common/ops/collective_operations.h"
@@ -40,6 +42,20 @@ struct QueueAccess : hvd::TensorQueue {
 
 struct AllreduceAccess : hvd::AllreduceOp {
   using hvd::HorovodOp::global_state_;
+};
+
+// While an object of this class lives, `place` holds `value`. Afterwards it holds its old value again.
+template <class T>
+class Instead {
+ public:
+  Instead(T& place, T value) : place_(place), old_(std::exchange(place, std::move(value))) {}
+  ~Instead() { place_ = std::move(old_); }
+  Instead(const Instead&) = delete;
+  Instead& operator=(const Instead&) = delete;
+
+ private:
+  T& place_;
+  T old_;
 };
 
 }  // namespace horovod_partial::attach

@@ -17,7 +17,7 @@
 #include "bindings/stacks.h"
 #include "engine/engine.h"
 #include "engine/log.h"
-#include "engine/owner.h"
+#include "engine/surroundings.h"
 #include "heartbeat/monitor.h"
 
 namespace py = pybind11;

@@ -8,7 +8,6 @@
 #include "core/groups/schedule.h"
 #include "core/groups/weights.h"
 #include "core/merging/merging_plan.h"
-#include "core/merging/packing.h"
 #include "core/quorum/policy.h"
 #include "core/rounds/bucket_spec.h"
 #include "core/slowness/slow_ranks.h"

@@ -16,7 +16,7 @@
 #include "attach/attachment.h"
 #include "bindings/stacks.h"
 #include "engine/log.h"
-#include "heartbeat/neighbour.h"
+#include "heartbeat/machine.h"
 #include "heartbeat/socket.h"
 
 namespace horovod_partial {

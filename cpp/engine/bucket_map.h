@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "engine/bucket_config.h"
-#include "engine/owner.h"
 #include "engine/surroundings.h"
 
 namespace horovod_partial {

@@ -15,11 +15,10 @@
 #include "core/rounds/bucket.h"
 #include "core/rounds/statistics.h"
 #include "core/rounds/work_sharing.h"
+#include "core/values/memory.h"
 #include "engine/bucket_config.h"
 #include "engine/operation.h"
-#include "engine/owner.h"
 #include "engine/possible_arrivals.h"
-#include "engine/ready_event.h"
 #include "engine/surroundings.h"
 
 namespace horovod_partial {

@@ -1,4 +1,4 @@
-// What all parts of an engine (one rank's buckets, flush and waits) use: the clock, the collectives, the wake-up calls.
+// What all parts of an engine (one rank's buckets, flush and waits) use: clock, collectives, owners, wake-up calls.
 #pragma once
 
 #include <atomic>
@@ -82,6 +82,20 @@ struct Surroundings {
   recording::Recorder* Recording() const { return recorder != nullptr && recorder->on() ? recorder.get() : nullptr; }
   // Throws EngineError because Horovod has shut down. The text says why, as far as this rank knows.
   [[noreturn]] void ThrowShutDown() const;
+};
+
+// The Python object for which a bucket exists on this rank, such as an optimizer. When it is gone, its buckets retire
+// (docs/protocol.md, rule 11).
+class Owner {
+ public:
+  // A garbage collector may call Leave on any thread, under any lock. So Leave takes no lock and allocates no memory.
+  void Leave();
+  bool gone() const { return gone_; }
+  // Returns how many owners of buckets in this process are gone. When this changes, the rank has something to report.
+  static std::uint64_t Departures();
+
+ private:
+  std::atomic<bool> gone_{false};
 };
 
 }  // namespace horovod_partial

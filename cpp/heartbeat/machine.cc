@@ -1,9 +1,11 @@
 #include "heartbeat/machine.h"
 
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -97,6 +99,19 @@ MachineSigns Machine::Look() {
   }
   last_ = now;
   return signs;
+}
+
+namespace {
+
+// The numbers of the system calls pidfd_send_signal and pidfd_open, which older headers lack.
+constexpr long kPidfdSendSignal = 424, kPidfdOpen = 434;
+
+}  // namespace
+
+Neighbour::Neighbour(pid_t number) : process_(static_cast<int>(syscall(kPidfdOpen, number, 0))) {}
+
+void Neighbour::Kill() const {
+  if (process_.is_open()) syscall(kPidfdSendSignal, process_.number(), SIGKILL, nullptr, 0);
 }
 
 }  // namespace horovod_partial::heartbeat

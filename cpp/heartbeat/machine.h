@@ -1,5 +1,7 @@
-// What the machine does to this process, as far as Linux tells it.
+// What the machine does to this process, as far as Linux tells it, and other processes of the machine.
 #pragma once
+
+#include <sys/types.h>
 
 #include <array>
 #include <chrono>
@@ -7,6 +9,7 @@
 #include <string>
 
 #include "core/watch/activity.h"
+#include "heartbeat/socket.h"
 
 namespace horovod_partial::heartbeat {
 
@@ -32,6 +35,20 @@ class Machine {
 
   std::string cgroup_;  // the file that counts the scheduling periods of this process's cgroup; empty for none
   std::optional<Counters> last_;
+};
+
+// The process of another rank on this host. Refers to the process itself and not to its number: when a process has
+// ended, another one may get its number.
+class Neighbour {
+ public:
+  // Kill does nothing if no process has this number, or if the kernel cannot refer to a process (before Linux 5.3).
+  explicit Neighbour(pid_t number);
+
+  // Ends the process by SIGKILL, even if it is stopped.
+  void Kill() const;
+
+ private:
+  File process_;
 };
 
 }  // namespace horovod_partial::heartbeat

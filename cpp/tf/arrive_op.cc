@@ -14,10 +14,8 @@
 #include "attach/session.h"
 #include "core/rounds/bucket_spec.h"
 #include "engine/engine.h"
-#include "tf/device.h"
-#include "tf/library.h"
+#include "tf/kernels.h"
 #include "tf/packed_tensors.h"
-#include "tf/status.h"
 
 namespace horovod_partial::tf {
 namespace {

@@ -3,8 +3,8 @@
 #include <cstring>
 #include <utility>
 
-#include "core/merging/packing.h"
-#include "tf/status.h"
+#include "core/merging/merging_plan.h"
+#include "tf/kernels.h"
 
 namespace horovod_partial::tf {
 namespace {

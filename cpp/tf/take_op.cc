@@ -8,10 +8,9 @@
 #include <vector>
 
 #include "attach/attachment.h"
-#include "core/merging/packing.h"
+#include "core/merging/merging_plan.h"
 #include "engine/engine.h"
-#include "tf/device.h"
-#include "tf/library.h"
+#include "tf/kernels.h"
 #include "tf/packed_tensors.h"
 
 namespace horovod_partial::tf {

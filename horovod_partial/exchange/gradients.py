@@ -181,14 +181,13 @@ class GradientExchange(ABC):
     def _reduce_fully(self, gradients: list[Any], variables: list[Any]) -> list[Any]: ...
 
     @abstractmethod
-    def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]: ...
+    def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> list[Any]: ...
 
     @abstractmethod
-    def _arrive(self, gradients: list[Any], variables: list[Any]) -> tuple[str, Any, list[Any]]:
+    def _arrive(self, gradients: list[Any], variables: list[Any]) -> tuple[str, Any]:
         """Arrive with all gradients of a step at the buckets of a family, and wait for the rounds.
 
-        Returns the prefix of the buckets' names, the buckets in the form that the applier needs, and for each bucket
-        what became of the arrival.
+        Returns the prefix of the buckets' names, and the buckets in the form that the applier needs.
         """
 
     @abstractmethod
@@ -210,20 +209,16 @@ class GradientExchange(ABC):
         """Return whether a variable's gradient stays on this rank, because of `register_local`."""
         return self._number(variable) in self._local
 
-    def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Combine the gradients of a step.
-
-        Returns the combined gradients, in the order of the variables (None stays None), and for each bucket what became
-        of the arrival, in no fixed order.
-        """
+    def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Return the combined gradients of a step, in the order of the variables. None stays None."""
         shared = [i for i, each in enumerate(variables) if gradients[i] is not None and not self.is_local(each)]
         combined = self._scaled_local(gradients, shared)
         if not shared or not self.process_set.included():
-            return combined, []
-        results, infos = self._reduce([combined[i] for i in shared], [variables[i] for i in shared])
+            return combined
+        results = self._reduce([combined[i] for i in shared], [variables[i] for i in shared])
         for i, result in zip(shared, results, strict=True):
             combined[i] = result
-        return combined, infos
+        return combined
 
     def apply_combined(self, gradients: Sequence[Any], variables: Sequence[Any], apply: Apply) -> None:
         """Combine the gradients of a step, and apply each round that has ended, oldest first. Gradients may be None.
@@ -237,13 +232,12 @@ class GradientExchange(ABC):
             not self._full and shared and self.process_set.included() and not self.runtime.is_alone(self.process_set)
         )
         if not travels:
-            combined, _ = self(gradients, everything)
-            apply(combined, everything, 1.0)
+            apply(self(gradients, everything), everything, 1.0)
             return
         combined = self._scaled_local(gradients, shared)
         trained = [everything[i] for i in shared]
 
-        name, arrived, _ = self._arrive([gradients[i] for i in shared], trained)
+        name, arrived = self._arrive([gradients[i] for i in shared], trained)
         applier = self._appliers.get(name)
         if applier is None:
             applier = self._appliers[name] = self._applier_of(arrived, trained, apply)
@@ -267,11 +261,11 @@ class GradientExchange(ABC):
                     combined[i] = self._divided(combined[i], self.runtime.size_of(self.process_set))
         return combined
 
-    def _reduce(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
+    def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         if self._full:
-            return self._reduce_fully(gradients, variables), []
+            return self._reduce_fully(gradients, variables)
         if self.runtime.is_alone(self.process_set):
-            return gradients, []
+            return gradients
         return self._reduce_partially(gradients, variables)
 
     def _own(self, names: Iterable[str]) -> None:

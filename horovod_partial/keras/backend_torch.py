@@ -146,12 +146,12 @@ class GradientExchange(gradients.GradientExchange):
                 results[i] = compression.decompress(result, contexts[i])
         return results
 
-    def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
-        _, step, infos = self._arrive(gradients, variables)
+    def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        _, step = self._arrive(gradients, variables)
         step.family.take_results()
-        return step.results(), infos
+        return step.results()
 
-    def _arrive(self, gradients: list[Any], variables: list[Any]) -> tuple[str, _Step, list[Any]]:
+    def _arrive(self, gradients: list[Any], variables: list[Any]) -> tuple[str, _Step]:
         dense = [self._dense(gradient) for gradient in gradients]
         name = self._step_name(variables, [native(variable).dtype for variable in variables])
         step = self._step_of(name, variables)
@@ -161,12 +161,11 @@ class GradientExchange(gradients.GradientExchange):
                 for parameter in bucket.parameters:
                     bucket.put(parameter, by_parameter[parameter])
                 step.family.arrive(bucket)
-            handles: list[Any] = [bucket.handle for bucket in step.family.buckets]
             step.family.wait()
         except BaseException:
             step.family.abandon()
             raise
-        return name, step, [handle.handle.info() for handle in handles]
+        return name, step
 
     def _step_of(self, name: str, variables: list[Any], kind_of_bucket: type[GradientBucket] = GradientBucket) -> _Step:
         if name not in self._steps:

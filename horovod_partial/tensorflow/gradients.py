@@ -24,7 +24,7 @@ from horovod_partial.tensorflow.buckets import (
     on_device_of,
     take_round,
 )
-from horovod_partial.tensorflow.graph import RoundInfo, arrive, native, refuse_xla, runtime, wire_dtype
+from horovod_partial.tensorflow.graph import arrive, native, refuse_xla, runtime, wire_dtype
 
 _numbers = gradients.Numbers(runtime)
 
@@ -76,13 +76,13 @@ class GradientExchange(gradients.GradientExchange):
         )
         return reduce(gradients, [native(variable) for variable in variables])
 
-    def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[RoundInfo]]:
-        _, arrived, infos = self._arrive(gradients, variables)
+    def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        _, arrived = self._arrive(gradients, variables)
         results: list[Any] = [None] * len(gradients)
         for bucket in arrived:
             for i, member, result in zip(bucket.positions, bucket.members, bucket.results, strict=True):
                 results[i] = member.restore(result)
-        return results, infos
+        return results
 
     def _wires(self, gradients: list[Any], variables: list[Any]) -> tuple[list[tf.Tensor], list[Member]]:
         if not all(isinstance(native(variable), tf.Variable) for variable in variables):
@@ -98,22 +98,21 @@ class GradientExchange(gradients.GradientExchange):
             members.append(Member(wire.dtype, wire.shape, restore))
         return wires, members
 
-    def _arrive(self, gradients: list[Any], variables: list[Any]) -> tuple[str, list[Arrived], list[RoundInfo]]:
+    def _arrive(self, gradients: list[Any], variables: list[Any]) -> tuple[str, list[Arrived]]:
         wires, members = self._wires(gradients, variables)
         dtypes = [wire.dtype for wire in wires]
         name = self._step_name(variables, dtypes)
         plan = self._plan(variables, dtypes, [wire.shape.num_elements() * wire.dtype.size for wire in wires])
-        arrived, infos = [], []
+        arrived = []
         planned = {f"{name}.{index}": positions for index, positions in enumerate(plan)}
         self._own(planned.keys() - self._buckets.keys())
         for bucket, positions in planned.items():
             own = [members[i] for i in positions]
             self._buckets[bucket] = [(variables[i], members[i]) for i in positions]
             spec = self._bucket_spec(self._members([variables[i] for i in positions]))
-            results, info = arrive([wires[i] for i in positions], bucket, self.process_set, spec)
+            results, _ = arrive([wires[i] for i in positions], bucket, self.process_set, spec)
             arrived.append(Arrived(bucket, positions, own, results, results[0].device))
-            infos.append(info)
-        return name, arrived, infos
+        return name, arrived
 
     def _applier_of(self, arrived: list[Arrived], variables: list[Any], apply: gradients.Apply) -> StepApplier:
         return StepApplier(self, arrived, variables, apply)

@@ -41,8 +41,7 @@ class _Methods:
         del use_generic_names  # Horovod's tape has this argument, for names of reductions. This tape does not need it
         flat = tf.nest.flatten(sources)
         local = self._base.gradient(self, target, [native(source) for source in flat], *args, **kwargs)
-        gradients, _ = self._exchange(local, flat)
-        return tf.nest.pack_sequence_as(sources, gradients)
+        return tf.nest.pack_sequence_as(sources, self._exchange(local, flat))
 
     def get_local_and_global_gradients(
         self, target: Any, sources: Sequence[Any], *args: Any, **kwargs: Any

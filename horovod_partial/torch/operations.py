@@ -218,16 +218,7 @@ def partial_allreduce_async_(
         ValueError: an argument is wrong, or the name is bound to another shape, dtype or policy, or in use.
         HorovodInternalError: Horovod has failed or was shut down, or the ranks disagree about the bucket.
     """
-    return _submit(
-        tensor,
-        tensor,
-        name,
-        op,
-        sync,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-    )
+    return _submit(tensor, tensor, name, op, sync, prescale_factor, postscale_factor, process_set)
 
 
 def partial_allreduce_async(
@@ -241,16 +232,7 @@ def partial_allreduce_async(
 ) -> PartialHandle | int:
     """Same as `hvd.partial_allreduce_async_`, but the result is a new tensor."""
     output = empty_like(tensor)
-    return _submit(
-        tensor,
-        output,
-        name,
-        op,
-        sync,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-    )
+    return _submit(tensor, output, name, op, sync, prescale_factor, postscale_factor, process_set)
 
 
 def partial_allreduce_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "core/quorum/grace.h"
+#include "core/quorum/policy.h"
 
 namespace horovod_partial {
 namespace {

@@ -10,7 +10,6 @@
 
 #include "attach/device.h"
 #include "core/values/memory.h"
-#include "engine/ready_event.h"
 
 namespace horovod_partial::attach {
 

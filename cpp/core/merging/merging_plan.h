@@ -1,7 +1,8 @@
-// Plans which gradients travel in one message (MG-WFBP, INFOCOM'19 and IEEE TPDS 2021).
+// Plans which gradients travel in one message (MG-WFBP, INFOCOM'19 and IEEE TPDS 2021). Lays them out in a bucket.
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <vector>
 
 namespace horovod_partial {
@@ -48,5 +49,16 @@ struct Message {
   double bytes = 0;
 };
 std::vector<Message> Messages(const MergingPlan& plan, const std::vector<Gradient>& gradients, const LinearCost& cost);
+
+// Returns the offset of each tensor in the bucket, in elements, followed by the size of the bucket. Tensors are
+// aligned, because results are views of the bucket and TensorFlow wants aligned tensors. A single tensor is sent from
+// where it lies, so it gets no padding.
+inline std::vector<std::int64_t> PackedOffsets(const std::vector<std::int64_t>& elements, std::int64_t element_bytes) {
+  constexpr std::int64_t kAlignment = 64;
+  const std::int64_t unit = elements.size() == 1 ? 1 : kAlignment / element_bytes;
+  std::vector<std::int64_t> offsets{0};
+  for (const std::int64_t count : elements) offsets.push_back(offsets.back() + (count + unit - 1) / unit * unit);
+  return offsets;
+}
 
 }  // namespace horovod_partial

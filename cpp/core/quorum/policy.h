@@ -1,10 +1,12 @@
-// Policies say when a round may close, and what is reduced.
+// Policies say when a round may close, and what is reduced. A grace lets a round that may close wait a little longer.
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "core/groups/schedule.h"
 #include "core/values/fields.h"
@@ -63,5 +65,41 @@ bool IsFullRound(const Policy& policy, Round round);
 
 // Returns the rank that is drawn for a round, to close it by its arrival. Draws are uniform, and equal on every rank.
 Rank Initiator(const Policy& policy, Round round, int size);
+
+// Learns from recent arrivals whether grace pays. It pays if most ranks that were missing when the policy of a round
+// was satisfied arrived within a cap of 5 % of the median step. If it pays, the grace is long enough for these ranks.
+// Otherwise the grace is zero, because slow ranks are not worth a wait. (A fixed grace would be too short for some
+// jobs, too long for others.)
+class GraceEstimator {
+ public:
+  static constexpr double kShareOfStep = 0.05;
+  static Time CapOf(Time step) {
+    return Time(static_cast<Time::rep>(kShareOfStep * static_cast<double>(step.count())));
+  }
+
+  void RecordStep(Time step);  // `step`: the time between two closings of a bucket
+  void RecordLag(Time lag);    // `lag`: how long after the policy of a round was satisfied a missing rank arrived
+  Time Estimate() const { return estimate_; }
+
+ private:
+  // A ring buffer of the newest durations.
+  class Window {
+   public:
+    void Push(Time value);
+    bool empty() const { return values_.empty(); }
+    Time Quantile(double q) const;
+    const std::vector<Time>& values() const { return values_; }
+
+   private:
+    static constexpr std::size_t kCapacity = 64;
+    std::vector<Time> values_;
+    std::size_t next_ = 0;
+  };
+  void Update();
+
+  Window steps_;
+  Window lags_;
+  Time estimate_{0};
+};
 
 }  // namespace horovod_partial

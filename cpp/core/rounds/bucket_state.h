@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/groups/ready_groups.h"
-#include "core/quorum/grace.h"
+#include "core/quorum/policy.h"
 #include "core/rounds/message.h"
 #include "core/values/types.h"
 

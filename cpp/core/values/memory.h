@@ -1,4 +1,4 @@
-// Memory of the host or of a device, and buffers in it.
+// Memory of the host or of a device, buffers in it, and events of the device.
 #pragma once
 
 #include <cstddef>
@@ -67,6 +67,14 @@ class Buffer {
  private:
   std::unique_ptr<void, FreeMemory> data_;
   std::size_t size_ = 0;
+};
+
+// An event in the queue of a device, behind the work that computes a contribution. A framework queues work long before
+// the device does it. When the event has come, this rank arrives. Until then nothing may touch the contribution.
+class ReadyEvent {
+ public:
+  virtual ~ReadyEvent() = default;
+  virtual bool Ready() const = 0;  // may be called by any thread; does not block
 };
 
 }  // namespace horovod_partial

@@ -26,7 +26,6 @@
 #include "core/values/dtype.h"
 #include "core/values/memory.h"
 #include "core/values/types.h"
-#include "engine/ready_event.h"
 #include "harness/fake_stream.h"
 
 namespace horovod_partial::test {

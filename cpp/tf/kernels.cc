@@ -1,8 +1,12 @@
-#include "tf/library.h"
+#include "tf/kernels.h"
 
+#include <xla/stream_executor/stream.h>
+
+#include <cstdint>
 #include <mutex>
+#include <stdexcept>
 
-#include "tf/device.h"
+#include "engine/engine.h"
 
 namespace horovod_partial::tf {
 namespace {
@@ -24,6 +28,25 @@ Refusal& OfGpus() {
 }
 
 }  // namespace
+
+std::unique_ptr<attach::Stream> StreamOf(tensorflow::OpKernelContext* context) {
+  const auto* const device = context->device()->tensorflow_accelerator_device_info();
+  if (device == nullptr) return attach::StreamOf(Memory::kHost, 0);
+  const auto handle = context->op_device_context()->stream()->platform_specific_handle();
+  return attach::StreamOf(device->gpu_id, reinterpret_cast<std::uintptr_t>(handle.stream));
+}
+
+absl::Status AsStatus(const std::function<absl::Status()>& body) {
+  try {
+    return body();
+  } catch (const EngineError& error) {
+    return absl::UnknownError(error.what());
+  } catch (const std::invalid_argument& error) {
+    return absl::InvalidArgumentError(error.what());
+  } catch (const std::exception& error) {
+    return absl::FailedPreconditionError(error.what());
+  }
+}
 
 const std::string& LibraryPath() { return Path(); }
 

@@ -1,9 +1,11 @@
-// The device that a kernel runs on.
+// What all kernels use: their device and registration, settings that Python passes to them, and errors.
 #pragma once
 
 #include <tensorflow/core/framework/op_kernel.h>
 
+#include <functional>
 #include <memory>
+#include <string>
 
 #include "attach/device.h"
 
@@ -28,5 +30,14 @@ inline constexpr bool kHasGpuKernels = false;
 #define REGISTER_KERNELS(definition, Kernel)                                  \
   REGISTER_KERNEL_BUILDER(definition.Device(tensorflow::DEVICE_CPU), Kernel); \
   HOROVOD_PARTIAL_GPU_KERNEL(definition, Kernel)
+
+// Returns what `body` returns, or a status for the exception that it throws.
+absl::Status AsStatus(const std::function<absl::Status()>& body);
+
+// Returns the path of TensorFlow's Horovod library. Python sets it once, when it loads the operations.
+const std::string& LibraryPath();
+
+// Returns why tensors on GPUs are refused, or an empty text if they are accepted.
+std::string GpuRefusal();
 
 }  // namespace horovod_partial::tf
