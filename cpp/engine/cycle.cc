@@ -186,7 +186,10 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
       bucket->updates += closing.gradients() > 0 ? 1 : 0;
     }
     if (joined || !bucket->poison.empty()) {  // this rank submits nothing, so Horovod sends zeros for it
-      if (joined) bucket->core.LeaveOut(closing.round + 1);
+      if (joined) {
+        bucket->core.LeaveOut(closing.round + 1);
+        if (!closing.ends) bucket->ArriveWhileJoined(calls);
+      }
       if (closing.ends) End(*bucket, calls);
       continue;
     }

@@ -55,10 +55,6 @@ std::shared_ptr<Operation> Engine::ArriveUnderLock(const std::shared_ptr<SharedB
   if (arrival.input != nullptr && bucket->OwnerIsGone()) bucket->owner = nullptr;
   bucket->operation = operation;
   try {
-    if (arrival.output == nullptr && !adds) {
-      operation->scratch.Reserve(bucket->core.bytes(), bucket->core.memory());
-      operation->arrival.output = operation->scratch.data();
-    }
     operation->on_done = std::move(on_done);
     bucket->arrivals.Arrive(caller, bucket->core.completed(), Now());
     if (ready != nullptr && !ready->Ready()) {

@@ -70,6 +70,10 @@ bool SharedBucket::Wait(Operation& waited, bool collects, const IsDue& is_due) {
 }
 
 void SharedBucket::Arrive(Calls& calls) {
+  if (operation->arrival.output == nullptr) {
+    operation->scratch.Reserve(core.bytes(), core.memory());
+    operation->arrival.output = operation->scratch.data();
+  }
   arrived = Now();
   surroundings.news = true;
   auto* const recorder = surroundings.Recording();
@@ -86,6 +90,13 @@ void SharedBucket::Arrive(Calls& calls) {
     case Bucket::Arrived::kBusy:
       throw std::logic_error("bucket " + core.name() + " is busy without an outstanding operation");
   }
+}
+
+void SharedBucket::ArriveWhileJoined(Calls& calls) {
+  const bool joins_first = !core.declared() && operation == nullptr && poison.empty();
+  if (!joins_first || core.options().missed != Missed::kReplay || SharesWork()) return;
+  operation = std::make_shared<Operation>();
+  ArriveOrFail(calls);
 }
 
 void SharedBucket::ArriveOrFail(Calls& calls) {

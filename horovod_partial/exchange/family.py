@@ -18,7 +18,7 @@ class Family:
         self._runtime = runtime
         self._process_set = process_set
         self._disturbed = 0  # the number of rounds ahead that are lost, because the program changed the model meanwhile
-        self._lost_before = 0  # the number of lost rounds at the time when the replica was last healed
+        self._lost_before = 0  # the number of lost rounds at the time of the last `count_anew`
 
     @property
     def taken(self) -> int:
@@ -28,7 +28,7 @@ class Family:
 
     @property
     def lost(self) -> int:
-        """How many rounds this rank has not applied one by one since its replica was last healed."""
+        """How many rounds this rank has not applied one by one since its replica was last known to be as good as any."""
         return self._lost_in_all - self._lost_before
 
     @property
@@ -39,8 +39,11 @@ class Family:
         """Count rounds as lost: they were applied to a copy of the model while the program changed the model itself."""
         self._disturbed += rounds
 
-    def heal(self) -> None:
+    def count_anew(self) -> None:
         self._lost_before = self._lost_in_all
+
+    def heal(self) -> None:
+        self.count_anew()
         self._runtime.healed.update(self.names)
 
     @property

@@ -69,6 +69,9 @@ class StepApplier(ABC):
     is_ahead = False
     shares_work = False
 
+    def declare(self) -> None:  # noqa: B027 - Keras knows no buckets before the first step
+        """Do nothing: the first step, which makes this object, has declared the buckets."""
+
     def __init__(self, exchange: GradientExchange, family: Family, variables: list[Any], apply: Apply) -> None:
         self.process_set = exchange.process_set
         self.thread = threading.get_ident()

@@ -101,6 +101,9 @@ class MicroBatchSharer(ABC):
     def _is_active(self) -> bool:
         return MicroBatchSharer._active is not None and MicroBatchSharer._active() is self
 
+    def declare(self) -> None:  # noqa: B027 - the first micro-batch declares the buckets
+        """Do nothing: a rank that has begun no micro-batch yet has no part in the job until then."""
+
     def leave(self) -> None:
         """Same as `runtime.appliers.Sharer.leave`. Raises AssertionError if the micro-batch has gradients already."""
         if self.is_under_way or self._is_applying:

@@ -40,6 +40,9 @@ class Applier(Protocol):
     @property
     def is_under_way(self) -> bool: ...
 
+    def declare(self) -> None:
+        """Declare the buckets before the first step, if they are known by then. Other ranks may train in a join."""
+
     def apply_rounds(self) -> None:
         """Apply all rounds that this rank can take, oldest first."""
 

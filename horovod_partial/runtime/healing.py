@@ -10,7 +10,7 @@ import hashlib
 import pickle
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -57,7 +57,7 @@ class Trained(Protocol):
     """The rounds that a replica was trained with. `names` are the names of the optimizer's buckets.
 
     `taken` counts the rounds that this rank has taken, including rounds of flushes. `lost` counts those it has not
-    applied one by one since the replica was last healed.
+    applied one by one since the last `count_anew`.
     """
 
     names: list[str]
@@ -68,8 +68,11 @@ class Trained(Protocol):
     @property
     def lost(self) -> int: ...
 
+    def count_anew(self) -> None:
+        """Count `lost` from 0 again, because this replica is equal to those of all other ranks."""
+
     def heal(self) -> None:
-        """Note that this replica is equal to those of other ranks now, and count `lost` from 0 again."""
+        """Note that this replica was healed, and call `count_anew`."""
 
 
 class Facts(NamedTuple):
@@ -80,6 +83,7 @@ class Facts(NamedTuple):
     lost: int
     values: int  # hash of the replica's tensors
     numbers: int  # hash of the replica's plain values, such as learning rates
+    joined: int  # 1 if the rank has lost rounds in the join that this flush ends, else 0
 
 
 def digest(arrays: Mapping[Key, Array]) -> int:
@@ -107,10 +111,10 @@ def _number_of_hash(state: Any) -> int:
     return int.from_bytes(state.digest(), "little", signed=True)
 
 
-def _facts_of(trained: Trained, replica: Replica) -> Facts:
+def _facts_of(trained: Trained, replica: Replica, joined: Container[str]) -> Facts:
     """Return what this rank tells the other ranks about a replica: hashes of its values, and counts of its rounds."""
-    numbers = _hash(repr(replica.numbers()))
-    return Facts(_hash(trained.names[0]), trained.taken, trained.lost, digest(replica.arrays()), numbers)
+    first, numbers = trained.names[0], _hash(repr(replica.numbers()))
+    return Facts(_hash(first), trained.taken, trained.lost, digest(replica.arrays()), numbers, int(first in joined))
 
 
 def parted(by_rank: Mapping[int, Sequence[Facts]]) -> dict[int, dict[int, Facts]]:
@@ -284,23 +288,38 @@ class Introduction:
             )
 
 
-def compare(meeting: Meeting, replicas: Sequence[tuple[Trained, Replica]]) -> None:
+def compare(
+    meeting: Meeting, replicas: Sequence[tuple[Trained, Replica]], joined: Container[str] = frozenset()
+) -> None:
     """Compare the replicas of all ranks after a flush. Where they differ, give all ranks the values of one.
 
-    Under `HOROVOD_PARTIAL_HEAL=raise` all ranks with such a replica raise RuntimeError.
+    `joined` has the first name of each family that has lost rounds on this rank in the join that this flush ends. Where
+    only such replicas differ from the source, nothing is logged or raised. Otherwise all ranks with a replica that
+    differed raise RuntimeError under `HOROVOD_PARTIAL_HEAL=raise`.
     """
     try:
-        _compare(meeting, replicas)
+        _compare(meeting, replicas, joined)
     except _TooLateError:
         log.logger.info("this rank came too late to compare its replicas with those of other ranks")
 
 
-def _compare(meeting: Meeting, replicas: Sequence[tuple[Trained, Replica]]) -> None:
+def equal(by_rank: Mapping[int, Sequence[Facts]], size: int) -> set[int]:
+    """Return the hashes of the names of the families whose rounds and replicas are equal on all `size` ranks."""
+    told = Counter((each.name, each.rounds, each.values, each.numbers) for facts in by_rank.values() for each in facts)
+    return {name for (name, *_), count in told.items() if count == size}
+
+
+def _compare(meeting: Meeting, replicas: Sequence[tuple[Trained, Replica]], joined: Container[str]) -> None:
     meeting.begin()
     in_order = sorted(replicas, key=lambda pair: pair[0].names[0])
-    mine = [(_facts_of(trained, replica), trained, replica) for trained, replica in in_order]
-    told = meeting.tell([facts for facts, _, _ in mine])
-    differing = parted({rank: [Facts(*row[: len(Facts._fields)]) for row in rows] for rank, rows in told.items()})
+    mine = [(_facts_of(trained, replica, joined), trained, replica) for trained, replica in in_order]
+    rows_of = meeting.tell([facts for facts, _, _ in mine])
+    told = {rank: [Facts(*row[: len(Facts._fields)]) for row in rows] for rank, rows in rows_of.items()}
+    everywhere = equal(told, meeting.size)
+    for own_facts, trained, _ in mine:
+        if own_facts.name in everywhere:
+            trained.count_anew()
+    differing = parted(told)
     if not differing:
         return
     own = {f.name: (of, replica) for f, of, replica in mine if differing.get(f.name, {}).get(meeting.rank) == f}
@@ -321,12 +340,13 @@ def _compare(meeting: Meeting, replicas: Sequence[tuple[Trained, Replica]]) -> N
             found.append(_Finding(own[name][0], name, source, members, *_take(*own[name], sent)))
     rows = [[f.name, len(f.apart), f.first, _bits_of(max(f.apart.values(), default=0.0))] for f in found]
     seen = meeting.tell(rows)
+    unexpected = [finding for finding in found if not finding.is_of_join]
     texts = [
-        _describe(f, {rank: row for rank, rows in seen.items() for row in rows if row[0] == f.name}) for f in found
+        _describe(f, {rank: row for rank, rows in seen.items() for row in rows if row[0] == f.name}) for f in unexpected
     ]
     if texts and settings().heal == "raise":
         raise RuntimeError("\n".join(texts))
-    for finding, text in zip(found, texts, strict=True):
+    for finding, text in zip(unexpected, texts, strict=True):
         if meeting.rank == min(finding.members):
             log.logger.warning("%s", text)
 
@@ -338,6 +358,13 @@ class _Finding(NamedTuple):
     members: dict[int, Facts]
     apart: dict[Key, float]  # for each array that differed: how far this rank's was from that of rank `source`
     keys: list[Key]  # the keys of all tensors of the replica
+
+    @property
+    def is_of_join(self) -> bool:
+        """Whether all ranks with another replica than the source have lost rounds in the join before this flush."""
+        of_source = self.members[self.source]
+        others = [m for m in self.members.values() if (m.values, m.numbers) != (of_source.values, of_source.numbers)]
+        return all(facts.joined for facts in others)
 
     @property
     def first(self) -> int:

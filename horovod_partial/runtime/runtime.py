@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -239,23 +239,30 @@ class Runtime:
                 self._mpi_ops.shutdown()
 
     def join(self, *args: Any, **kwargs: Any) -> int:
-        """Deliver this rank's late contributions, apply its missed rounds, then call Horovod's `join`."""
+        """Deliver this rank's late contributions, apply its missed rounds, call Horovod's `join`, then flush.
+
+        All ranks return from Horovod's `join` together. A rank has no part in the rounds during its join, so after the
+        flush it gets the replica of another rank.
+        """
         self._settle()
-        sharers = self._sharers()
-        for sharer in sharers:
+        for sharer in self._sharers():
             sharer.leave()
         for process_set in list(self._process_sets):  # a copy, because other threads may add process sets
             appliers = self._appliers_of(process_set)
             self._guarded(_attach.deliver, self._library, process_set, names_of(appliers))
             for applier in appliers:
                 applier.apply_rounds()
+        trained = []
+        for applier in self._of_this_thread(self._appliers):
+            applier.declare()
+            if applier.family is not None:
+                trained.append((applier.family, applier.family.lost))
         self._thread.takes_no_rounds = True
         try:
             last = self._mpi_ops.join(*args, **kwargs)
         finally:
             self._thread.takes_no_rounds = False
-        for sharer in sharers:
-            sharer.come_back()
+        self._flush_all(joined={family.names[0] for family, before in trained if family.lost > before})
         return last
 
     def _end_unless_failing(self) -> set[str]:
@@ -567,11 +574,19 @@ class Runtime:
                 self._meetings.pop(number, None)
         return removed
 
-    def _flush_all(self) -> None:
+    def _flush_all(self, joined: Container[str] = frozenset()) -> None:
         for process_set in sorted(self._process_sets, reverse=True) if self.is_initialized() else ():
-            self.flush(process_set)
+            self._flush(process_set, self._appliers_of(process_set), ends=False, compares=True, joined=joined)
 
-    def _flush(self, process_set: int, appliers: Sequence[Applier], *, ends: bool, compares: bool = False) -> None:
+    def _flush(
+        self,
+        process_set: int,
+        appliers: Sequence[Applier],
+        *,
+        ends: bool,
+        compares: bool = False,
+        joined: Container[str] = frozenset(),
+    ) -> None:
         self._settle()
         sharers = self._sharers()
         for sharer in sharers:
@@ -601,10 +616,16 @@ class Runtime:
             sharer.come_back()
         if meeting is not None and meets:
             replicas = [(applier.family, applier.replica) for applier in appliers]
-            healing.compare(meeting, [(f, replica) for f, replica in replicas if f is not None and replica is not None])
+            healing.compare(
+                meeting, [(f, replica) for f, replica in replicas if f is not None and replica is not None], joined
+            )
         for sharer in returning:
             if sharer not in here:  # optimizers of other process sets begin micro-batches only now: their ranks differ
                 sharer.come_back()
+
+    def exchanges(self) -> list[Applier]:
+        """Return the exchanges of this thread that take part in flushes."""
+        return self._of_this_thread(self._appliers)
 
     def _settle(self) -> None:
         for averager in self._of_this_thread(self._averagers):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -96,6 +96,7 @@ class GradientExchange(Exchange):
         self._introduction: healing.Introduction | None = None  # compares the parameters of all ranks at the start
         self._hooks: list[Any] = []
 
+        self._came_from: int | None = None  # the rank that all parameters were broadcast from since the last round
         self._local_steps = 0
         self._flushed_at = 0  # how many steps this rank had taken at the last flush
         self._has_result = False  # whether the parameters' gradients are a round's result that has not been applied
@@ -344,6 +345,7 @@ class GradientExchange(Exchange):
             self.overflows.append(overflow)
             if overflow:
                 return
+        self._came_from = None
         self.round_steps.before(optimizer, self._steps_in_round)
         optimizer._base.step(optimizer)
         self.round_steps.after(optimizer)
@@ -368,6 +370,14 @@ class GradientExchange(Exchange):
 
     def stop_reducing(self) -> None:
         _remove(self._hooks)
+
+    def declare(self) -> None:
+        if not self._hooks or self._tenure.is_current:
+            return
+        self._enter()
+        for bucket in self.buckets:
+            config = self._family.config(bucket.flat, bucket.wire_dtype, members=bucket.members)
+            runtime.declare(self.process_set.process_set_id, bucket.name, config)
 
     def apply_rounds(self) -> None:
         """Apply all rounds that this rank can take, oldest first. Call this only between two steps."""
@@ -494,6 +504,20 @@ class GradientExchange(Exchange):
         self._shown.forget()
         self._family.reset()
         self._passes_left = dict.fromkeys(self._passes_left, self._passes)
+
+    def parameters_came(self, sent: Container[int], root: int) -> None:
+        """Note that the tensors at the addresses `sent` have come from rank `root`, in a broadcast."""
+        if self.family is None or not all(parameter.data_ptr() in sent for parameter in self._all_names):
+            return
+        self._came_from = root
+        optimizer = self.wrapped()
+        if optimizer is not None and not optimizer.state:
+            self.state_came(root)
+
+    def state_came(self, root: int) -> None:
+        """Note that the optimizer's state has come from rank `root`. Its rounds are not lost if the parameters have, too."""
+        if self.family is not None and self._came_from == root:
+            self.family.count_anew()
 
     def set_passes(self, passes: int) -> None:
         self._passes = passes

@@ -14,6 +14,7 @@ from horovod.torch import functions, mpi_ops
 from horovod_partial.checks import require
 from horovod_partial.exchange import replicas
 from horovod_partial.exchange.arguments import check_kinds
+from horovod_partial.torch.gradient_exchange import GradientExchange
 from horovod_partial.torch.model_buckets import ModelBucket
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.replica import bytes_of
@@ -128,6 +129,11 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     """
     _flush()
     functions.broadcast_parameters(params, root_rank)
+    tensors = params.values() if isinstance(params, Mapping) else [tensor for _, tensor in params]
+    sent = {tensor.data_ptr() for tensor in tensors if torch.is_tensor(tensor)}
+    for exchange in runtime.exchanges():
+        if isinstance(exchange, GradientExchange):
+            exchange.parameters_came(sent, root_rank)
 
 
 def _flush() -> None:
@@ -146,6 +152,9 @@ def broadcast_optimizer_state(
     """
     _flush()
     functions.broadcast_optimizer_state(optimizer, root_rank, model)
+    exchange = getattr(optimizer, "_exchange", None)
+    if isinstance(exchange, GradientExchange):
+        exchange.state_came(root_rank)
     if optimizer.state:
         return
     own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]

@@ -637,6 +637,36 @@ TEST_F(FamilyTest, ARoundIsTakenWhenItHasEndedInAllMembers) {
   EXPECT_FALSE(EngineOf(1).families().HasRound(family_));
 }
 
+TEST_F(FamilyTest, ARankThatJoinsBeforeItsFirstStepIsInTheFlushAfterIt) {
+  Start(3, {Config(1, Missed::kReplay), Config(1, Missed::kReplay)});
+  for (const int bucket : {0, 1}) EngineOf(2).Declare(BucketName(bucket), Config(1, Missed::kReplay));
+  horovod().Join(2);
+  for (int step = 0; step < 2; ++step) {
+    for (const Rank rank : {0, 1})
+      for (const int bucket : {0, 1}) At(rank).Arrive(bucket);
+    Cycle();
+    for (const Rank rank : {0, 1}) Take(rank);
+  }
+  for (const Rank rank : {0, 1}) horovod().Join(rank);
+  Cycle();
+  CycleUntilDone(BeginFlushes({0, 1, 2}));
+  for (const int bucket : {0, 1}) EXPECT_EQ(CompletedOf(2, bucket), CompletedOf(0, bucket));
+  EXPECT_EQ(EngineOf(2).families().Lost(family_), 2);
+  EXPECT_EQ(EngineOf(0).families().Lost(family_), 0);
+}
+
+TEST_F(FamilyTest, ARankThatComesAfterOthersHasLostTheirRounds) {
+  Start(2, {Config(1, Missed::kReplay), Config(1, Missed::kReplay)});
+  horovod().Join(1);
+  for (const int bucket : {0, 1}) At(0).Arrive(bucket);
+  Cycle();
+  Take(0);
+  horovod().Join(0);
+  Cycle();
+  RunRoundZero();
+  EXPECT_EQ(EngineOf(1).families().Lost(family_), 1);
+}
+
 TEST_F(FamilyTest, AFamilyThatIsNotThereHasNoRound) {
   StartFamily();
   EXPECT_FALSE(EngineOf(1).families().HasRound({}));

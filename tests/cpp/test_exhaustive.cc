@@ -144,6 +144,24 @@ const Scenario kJoinsEarly = {"OneJoinsEarly", [](const Kit& kit, int n) {
                                 const Program others = n * kit.step + kit.deliver + kJoin + kEnd;
                                 return OneThreadEach(others, others, kit.step + kit.deliver + kJoin + kEnd);
                               }};
+// A rank of a family joins before its first step, once or twice, and trains after the flush that ends a join.
+const Program kWaitForBoth = {{Kind::kWait, 0}, {Kind::kWait, 1}};
+const Program kJoinAndFlush = kJoin + kWaitForBoth + kFlush;
+const Scenario kJoinsFirst = {"OneJoinsFirst", [](const Kit& kit, int n) {
+                                const Program others =
+                                    kit.step + kit.deliver + kJoinAndFlush + (n - 1) * kit.step + kEnd;
+                                return OneThreadEach(others, others, kJoinAndFlush + (n - 1) * kit.step + kEnd);
+                              }};
+const Scenario kJoinsTwice = {"OneJoinsTwice", [](const Kit& kit, int n) {
+                                const Program join = kit.deliver + kJoinAndFlush;
+                                const Program others = (n - 1) * kit.step + join + kit.step + join + kEnd;
+                                return OneThreadEach(others, others, 2 * kJoinAndFlush + kEnd);
+                              }};
+const Scenario kJoinsAndEnds = {"OneJoinsFirstAndOneEnds", [](const Kit& kit, int n) {
+                                  const Program others = (n - 1) * kit.step + kit.deliver + kJoinAndFlush;
+                                  return OneThreadEach(others + kit.step + kEnd, others + kEnd,
+                                                       kJoinAndFlush + kit.step + kEnd);
+                                }};
 const Scenario kDelivers = {"OneDelivers", [](const Kit& kit, int n) {
                               const Program others = n * kit.step + kEnd;
                               return OneThreadEach(others, others, (n - 1) * kit.step + kit.deliver + kit.step + kEnd);
@@ -367,7 +385,8 @@ Cases Families() {
       for (const Scenario& scenario :
            {kTogether, kLeavesEarly, kGoesOnAlone, kParked, kParkedInStep, kJoinsEarly, kFlushOnce})
         add(scenario, quorum == 1 && bound > 1 ? 2 : kSteps);
-      for (const Scenario& scenario : {kOppositeOrder, kDelivers, kClears}) add(scenario, quorum == 1 ? 2 : kSteps);
+      for (const Scenario& scenario : {kOppositeOrder, kDelivers, kClears, kJoinsFirst, kJoinsTwice, kJoinsAndEnds})
+        add(scenario, quorum == 1 ? 2 : kSteps);
     }
   }
   return cases;
@@ -379,7 +398,7 @@ Cases FamiliesThatEndLate() {
   for (const Scenario& scenario : {kLeavesEarly, kGoesOnAlone, kParked, kJoinsEarly, kFlushOnce, kClears})
     for (const NamedPolicy& policy : {kSoloWithBound1, kMajority})
       cases.push_back(EndsLate(Family(policy, scenario, 2)));
-  for (const Scenario& scenario : {kTogether, kOppositeOrder, kDelivers})
+  for (const Scenario& scenario : {kTogether, kOppositeOrder, kDelivers, kJoinsFirst, kJoinsTwice})
     cases.push_back(EndsLate(Family(kMajority, scenario, 2)));
   return cases;
 }

@@ -124,12 +124,6 @@ def test_nothing_parts_the_replicas(world: World, run: Callable[[World, str], li
     world.barrier()
 
 
-def joins(loop: Loop) -> None:
-    for _ in range(4 if loop.world.rank == 0 else 12):
-        loop.step()
-    hvd.join()
-
-
 def warms_up(loop: Loop) -> None:
     """A plain schedule counts this rank's steps."""
     schedule = torch.optim.lr_scheduler.LinearLR(loop.optimizer, 0.1, total_iters=STEPS)
@@ -167,7 +161,7 @@ def parts_in_state(loop: Loop) -> None:
         del loop.optimizer.state[loop.model[2].bias]["exp_avg_sq"]
 
 
-PARTED: list[Callable[[Loop], None]] = [joins, warms_up, clamps, begins_with_another_model, freezes, parts_in_state]
+PARTED: list[Callable[[Loop], None]] = [warms_up, clamps, begins_with_another_model, freezes, parts_in_state]
 
 
 @pytest.mark.usefixtures("heals")
@@ -178,6 +172,49 @@ def test_a_flush_heals(world: World, part: Callable[[Loop], None], policy: str) 
     part(loop)
     loop.check()
     loop.step()
+    loop.check()
+    world.barrier()
+
+
+# For each part of a training, which ends with a join: how many steps each rank makes in it.
+JOINS: dict[str, Callable[[World], list[int]]] = {
+    "unequal": lambda world: [4 + 8 * ((world.rank + part) % world.size) for part in range(3)],
+    "one-joins-first": lambda world: [0 if world.rank == world.size - 1 else 12, 0 if world.rank == 0 else 6, 0],
+    "nobody-steps": lambda world: [0, 3 + world.rank],
+    "each-step": lambda world: [1] * 8,
+}
+
+
+@pytest.mark.parametrize("policy", ["majority", pytest.param("solo", marks=LONG), pytest.param("full", marks=LONG)])
+@pytest.mark.parametrize("steps_of", JOINS.values(), ids=JOINS)
+def test_one_model_after_a_join(world: World, steps_of: Callable[[World], list[int]], policy: str) -> None:
+    """Programs of others join at the end of each epoch, as a barrier, and save what rank 0 has."""
+    loop = Loop(world, policy)
+    for steps in steps_of(world):
+        for _ in range(steps):
+            loop.step()
+        world.same(hvd.join())
+        if policy != "full":  # there a rank that has joined gets nothing, as with Horovod
+            hvd.assert_replicas_equal(loop.model, loop.optimizer)
+            world.same(loop.optimizer.rounds)
+    loop.optimizer.flush()
+    world.barrier()
+
+
+def test_rounds_lost_before_a_broadcast_do_not_count(world: World) -> None:
+    """Of two ranks that have lost rounds, the one whose replica was replaced since has the better one."""
+    loop = Loop(world, "majority")
+    for rank in (1, 2):
+        for _ in range(4):
+            loop.step()
+        if world.rank == rank:
+            loop.optimizer._exchange.family.disturb(1)
+        if rank == 1:
+            hvd.broadcast_parameters(loop.model.state_dict(), root_rank=0)
+            hvd.broadcast_optimizer_state(loop.optimizer, root_rank=0)
+    assert (loop.optimizer._exchange.family.lost > 0) == (world.rank == 2)
+    hvd.broadcast_parameters(loop.model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(loop.optimizer, root_rank=0)
     loop.check()
     world.barrier()
 

@@ -183,6 +183,7 @@ Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
     throw std::logic_error("round " + std::to_string(closing.round) + " of " + name_ + " on rank " +
                            std::to_string(rank) + " was closed with another contribution than the rank announced");
   }
+  if (options_.missed == Missed::kReplay) lost_ += closing.round - completed_;  // rounds before this rank's first one
   last_ = closing;
   declared_ = true;
   members_gradients_ = closing.gradients(rank);

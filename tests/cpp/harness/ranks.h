@@ -347,6 +347,7 @@ class Ranks {
     Replica& replica = Change(rank, bucket);
     replica.LeaveOut(completed);
     rank.taken = std::max(rank.taken, replica.bucket().taken());
+    if (!replica.bucket().declared() && completed > 0 && !replica.model.outstanding) Arrive(rank, bucket, 0);
   }
   Round Complete(const RankState& rank) const {
     Round complete = kForEver;
@@ -414,7 +415,9 @@ class Ranks {
       for (int b = 0; b < job_->buckets; ++b) {
         coverage_->kept += rank.replicas[Index(b)]->bucket().untaken() > 0 ? 1 : 0;
         const Round end = std::exchange(rank.flush_end[Index(b)], kForEver);
-        Require(end == kForEver || rank.taken == end || Excused(rank), "a rank leaves a flush with other rounds");
+        const bool had_joined = thread.at > 2 && ProgramOf(rank, t)[thread.at - 3u].kind == Op::Kind::kJoin;
+        Require(end != kForEver || !had_joined, "a flush after a join leaves out a rank");
+        Require(end == kForEver || rank.taken == end, "a rank leaves a flush with other rounds");
       }
       ++thread.at;
       FallAsleep(rank, t);
@@ -425,7 +428,6 @@ class Ranks {
     ++thread.at;
     FallAsleep(rank, t);
   }
-  static bool Excused(const RankState& rank) { return rank.replicas[0]->model.excused; }
   // Another thread has still something to do there.
   bool OthersUse(const RankState& rank, int t, int bucket) const {
     for (int other = 0; other < static_cast<int>(ProcessOf(rank).size()); ++other) {

@@ -350,6 +350,8 @@ class World : private Rules {
       const Bucket& bucket = rank.replicas[Index(b)]->bucket();
       if (rank.postponed[Index(b)] != nullptr) {
         item.kind = Report::Item::Kind::kRunning;
+      } else if (bucket.state() == Bucket::State::kArrived && rank.joined) {
+        continue;  // it counts when the join is over
       } else if (bucket.state() == Bucket::State::kArrived && !bucket.reported()) {
         open_[Index(b)].full |= rank.replicas[Index(b)]->model.wants_full << turn_;
         coverage_->full_requests += rank.replicas[Index(b)]->model.wants_full ? 1 : 0;
