@@ -12,17 +12,7 @@ import numpy as np
 import pytest
 from harness.arguments import NONSENSE, check_nonsense, check_refusals
 from harness.matrix import alone
-from harness.trainers import (
-    EVERYBODY,
-    Scripted,
-    Trainer,
-    batch,
-    joined,
-    linear,
-    network,
-    optimizers,
-    table,
-)
+from harness.trainers import EVERYBODY, Scripted, Trainer, batch, joined, linear, network, optimizers, table
 from harness.world import World, delay
 
 on_time = pytest.mark.parametrize("policy", ["full", EVERYBODY])

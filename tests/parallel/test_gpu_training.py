@@ -16,10 +16,7 @@ from typing import Any
 import pytest
 import torch
 from harness.matrix import OVER_MPI, STEADY, scripted
-from harness.torch_training import (
-    batch,
-    weights,
-)
+from harness.torch_training import batch, weights
 from harness.trainers import EVERYBODY
 from harness.whole_jobs import Job
 from harness.world import World

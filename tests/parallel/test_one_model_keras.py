@@ -10,13 +10,7 @@ import keras
 import numpy as np
 import pytest
 from harness.designs import pairwise
-from harness.keras_training import (
-    MAKERS,
-    MAKERS_OF_MAKERS,
-    called,
-    make_model,
-    stepper,
-)
+from harness.keras_training import MAKERS, MAKERS_OF_MAKERS, called, make_model, stepper
 from harness.matrix import keras_front_end
 from harness.trainers import batch
 from harness.world import World, paced

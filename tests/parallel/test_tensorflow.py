@@ -845,11 +845,7 @@ def test_arguments_of_a_wrong_kind_of_operations(world: World) -> None:
 @alone
 @pytest.mark.parametrize(
     ("options", "warns"),
-    [
-        ({"sync": "solo"}, True),
-        ({"sync": "quorum:1.0,max_staleness=2"}, False),
-        ({"sync": "full"}, False),
-    ],
+    [({"sync": "solo"}, True), ({"sync": "quorum:1.0,max_staleness=2"}, False), ({"sync": "full"}, False)],
 )
 def test_sums_that_nobody_asked_for_are_told(world: World, options: dict[str, Any], warns: bool) -> None:
     need_keras_3()

@@ -229,13 +229,7 @@ def _write_rank(path: Path, job: Job, rank: int, rows: list[Row]) -> None:
     def local(value: Any, column: str) -> Any:
         return round(1e6 * (shown(value) - shown(start))) if column in ("time", "begin", "end") else value
 
-    header = {
-        "format": "horovod_partial.recording",
-        "version": 1,
-        "run": job.run,
-        "rank": rank,
-        "host": host.name,
-    }
+    header = {"format": "horovod_partial.recording", "version": 1, "run": job.run, "rank": rank, "host": host.name}
     header |= {"clock": host.name, "size": job.compute.shape[1], "pid": 4711 + rank}
     header |= {"wall": WALL + start + host.wall_error, "steady": round(1e6 * shown(start))}
     policy = repr(SharedUpdates(job.passes, False)) if job.passes else f"quorum:{job.quorum}"

@@ -22,11 +22,7 @@ from horovod_partial.policies import GroupAverage, PartialReduce, WeightedAverag
 if keras.backend.backend() == "tensorflow":
     import tensorflow
 
-MODELS = {
-    "group": GroupAverage(2),
-    "ready": PartialReduce(2),
-    "weighted": WeightedAverage(2, 0.9),
-}
+MODELS = {"group": GroupAverage(2), "ready": PartialReduce(2), "weighted": WeightedAverage(2, 0.9)}
 
 on_time = pytest.mark.parametrize("policy", ["full", EVERYBODY])
 

@@ -32,9 +32,7 @@ keras_front_end = pytest.mark.launch(**WITH_TWO_RANKS, framework="tensorflow")
 keras_on_torch = pytest.mark.launch(**WITH_TWO_RANKS)
 # Horovod without what makes it quick.
 bare = pytest.mark.launch(
-    **WITH_TWO_RANKS,
-    label="bare",
-    environment={"HOROVOD_CACHE_CAPACITY": "0", "HOROVOD_FUSION_THRESHOLD": "0"},
+    **WITH_TWO_RANKS, label="bare", environment={"HOROVOD_CACHE_CAPACITY": "0", "HOROVOD_FUSION_THRESHOLD": "0"}
 )
 
 
