@@ -13,16 +13,12 @@ from harness.fronts import Front
 from harness.matrix import alone, process_sets
 from harness.script import same_error
 from harness.trainers import EVERYBODY
-from harness.world import World
+from harness.world import World, expected_sum
 
 from horovod_partial.policies import Majority, PartialReduce, Quorum
 
 TYPES = ["int32", "int64", "float16", "float32", "float64", "bfloat16"]
 odd_ranks = pytest.mark.parametrize("odd", [0, 1])
-
-
-def expected_sum(world: World) -> int:
-    return sum(rank + 1 for rank in world.ranks)
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["copy", "in place"])

@@ -12,24 +12,15 @@ import numpy as np
 import pytest
 from harness.arguments import NONSENSE, check_nonsense, check_refusals
 from harness.matrix import alone
-from harness.trainers import EVERYBODY, Scripted, Trainer, batch, joined, linear, network, optimizers, table
-from harness.world import World, delay
+from harness.trainers import EVERYBODY, Scripted, Trainer, batch, joined, linear, near, network, optimizers, table
+from harness.world import World, delay, expected_sum
 
 on_time = pytest.mark.parametrize("policy", ["full", EVERYBODY])
 LONG = pytest.mark.full_matrix
 
 
-def total(world: World) -> int:
-    """Of what all ranks give in, which is their number counted from 1."""
-    return sum(rank + 1 for rank in world.ranks)
-
-
 def zeros(*sizes: int) -> list[np.ndarray]:
     return [np.zeros(size) for size in sizes]
-
-
-def near(numbers: list[float], tolerance: float = 1e-5) -> Any:
-    return pytest.approx(numbers, abs=tolerance)
 
 
 # --- As one process would ---------------------------------------------------------------------------------------------
@@ -86,7 +77,7 @@ def test_predivide_factor_and_sum(trainer: Trainer, world: World, policy: str) -
     for options, factor in (({"gradient_predivide_factor": 4.0}, 1 / world.size), ({"op": trainer.hvd.Sum}, 1.0)):
         one = trainer.training(world, policy, "unit", linear, zeros(3), **options)
         one.step(np.full(3, world.rank + 1.0))
-        assert one.weights() == near([-factor * total(world)] * 3)
+        assert one.weights() == near([-factor * expected_sum(world)] * 3)
 
 
 @on_time
@@ -97,7 +88,7 @@ def test_parameters_without_a_gradient(trainer: Trainer, world: World, policy: s
     )
     for _ in range(2):
         one.step(np.full(2, world.rank + 1.0))
-        expected.step(np.full(2, total(world) / world.size))
+        expected.step(np.full(2, expected_sum(world) / world.size))
     assert one.weights() == near(expected.weights())
     assert one.values()[1] == [1.0] * 2
 
@@ -113,7 +104,7 @@ def test_parameters_without_a_gradient(trainer: Trainer, world: World, policy: s
 def test_dtypes(trainer: Trainer, world: World, policy: str, dtypes: list[str]) -> None:
     one = trainer.training(world, policy, "unit", linear, zeros(3, 2, 4), dtypes)
     one.step(*(np.full(size, world.rank + 1.0) for size in (3, 2, 4)))
-    assert one.weights() == [-total(world) / world.size] * 9
+    assert one.weights() == [-expected_sum(world) / world.size] * 9
 
 
 @pytest.mark.trainers("torch", "keras_eager", "keras_graph", "tape_eager", "tape_graph")

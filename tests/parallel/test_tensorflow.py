@@ -22,7 +22,7 @@ from harness.matrix import FRONT_END, alone, process_sets, scripted
 from harness.models import FOR_EVER
 from harness.script import all_but, total, value
 from harness.trainers import EVERYBODY, batch, joined
-from harness.world import World, delay
+from harness.world import World, delay, expected_sum
 
 import horovod_partial.tensorflow as hvd
 from horovod_partial import _core
@@ -60,10 +60,6 @@ def variable_of(kind: str) -> Any:
         return tf.Variable
     need_keras_3()
     return keras.Variable
-
-
-def expected_sum(world: World) -> int:
-    return sum(rank + 1 for rank in world.ranks)
 
 
 # --- Everybody on time ------------------------------------------------------------------------------------------------
