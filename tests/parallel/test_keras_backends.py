@@ -113,9 +113,10 @@ OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("policy", "option"), [*((EVERYBODY, option) for option in OPTIONS), ("full", "clipnorm"), ("full", "ema")]
-)
+WITH_FULL = [("full", "clipnorm"), ("full", "ema")]
+
+
+@pytest.mark.parametrize(("policy", "option"), [*((EVERYBODY, option) for option in OPTIONS), *WITH_FULL])
 def test_options(world: World, policy: str, option: str) -> None:
     """Clipping is of the average; gradients are large enough for that to matter."""
     scale = 30.0 if option.startswith("clip") else 1.0
@@ -167,15 +168,14 @@ def test_learning_rate(world: World, policy: str) -> None:
     assert close(weights(model), weights(expected))
 
 
+def accumulating() -> Any:
+    return keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2)
+
+
 ACCUMULATIONS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
-    "keras": (lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2), {}),
+    "keras": (accumulating, {}),
     "average": (sgd, {"backward_passes_per_step": 2, "average_aggregated_gradients": True}),
-    "loss scale": (
-        lambda: keras.optimizers.LossScaleOptimizer(
-            keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2), initial_scale=64.0
-        ),
-        {},
-    ),
+    "loss scale": (lambda: keras.optimizers.LossScaleOptimizer(accumulating(), initial_scale=64.0), {}),
 }
 
 
@@ -256,9 +256,8 @@ def test_other_precisions(world: World, policy: str, precision: str) -> None:
     x, y = batch(world.rank, 0)
     model.fit(x, y, batch_size=SAMPLES, epochs=2, verbose=0)
     world.same([weight.astype("float64").tolist() for weight in weights(model)])
-    assert {variable.dtype for variable in model.trainable_variables} == {
-        precision.replace("mixed_bfloat16", "float32")
-    }
+    dtype = precision.replace("mixed_bfloat16", "float32")
+    assert {variable.dtype for variable in model.trainable_variables} == {dtype}
 
 
 # --- Arguments of Horovod's -------------------------------------------------------------------------------------------
@@ -345,9 +344,8 @@ def test_configuration(world: World, make: str) -> None:
     assert again.get_config() == expected
     assert again._horovod_arguments == optimizer._horovod_arguments
     # As Keras does with a plain one, which it does not know how to load if it is Lamb.
-    loaded, reloaded = [
-        keras.optimizers.deserialize(keras.optimizers.serialize(o)) for o in (optimizer, MAKERS[make]())
-    ]
+    both = (optimizer, MAKERS[make]())
+    loaded, reloaded = [keras.optimizers.deserialize(keras.optimizers.serialize(one)) for one in both]
     assert type(loaded) is type(reloaded)
 
 
@@ -446,9 +444,8 @@ def test_layers_that_are_frozen_without_a_flush(world: World, anew: bool, graph:
     model.layers[0].trainable = False
     if anew:
         warned = fit(model, world, graph, hvd.DistributedOptimizer(sgd(), sync="majority"))
-        assert [text.startswith("an optimizer begins to train what another one has trained") for text in warned] == [
-            True
-        ]
+        (text,) = warned
+        assert text.startswith("an optimizer begins to train what another one has trained")
     else:
         assert fit(model, world, graph, optimizer) == []
         optimizer.flush()
@@ -536,10 +533,8 @@ def test_arguments_of_a_wrong_kind_of_functions(world: World) -> None:
         lambda **wrong: hvd.assert_replicas_equal(**({"model": model} | wrong)),
         {"model": [None, 1, "x", keras.Model, [model]], "optimizer": [1, "x", keras.optimizers.SGD]},
     )
-    check_nonsense(
-        lambda **wrong: hvd.PartialDistributedOptimizer(sgd(), **wrong),
-        {"local_layers": [1, "x", [3], keras.layers.Dense]},
-    )
+    partial = lambda **wrong: hvd.PartialDistributedOptimizer(sgd(), **wrong)
+    check_nonsense(partial, {"local_layers": [1, "x", [3], keras.layers.Dense]})
     check_nonsense(hvd.flush, {"process_set": NONSENSE["process_set"]})
 
 

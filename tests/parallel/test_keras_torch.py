@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from harness.keras_training import (
     sync_of,
     weights,
 )
-from harness.matrix import alone, keras_on_torch
+from harness.matrix import alone, keras_on_torch, long_cases
 from harness.models import everybody_averages
 from harness.trainers import EVERYBODY, batch
 from harness.world import World
@@ -44,14 +46,7 @@ def check_that_the_job_goes_on(world: World) -> None:
 
 
 @pytest.mark.launch(ranks=(2,))
-@pytest.mark.parametrize(
-    "policy",
-    [
-        "solo",
-        "weighted",
-        *(pytest.param(one, marks=pytest.mark.full_matrix) for one in ("full", EVERYBODY, "group", "ready")),
-    ],
-)
+@pytest.mark.parametrize("policy", ["solo", "weighted", *long_cases("full", EVERYBODY, "group", "ready")])
 def test_steps_that_are_compiled(world: World, policy: str) -> None:
     """Traced, but not handed to a compiler of machine code. The second optimizer finds what the first has left behind."""
     for _ in range(2):
@@ -143,10 +138,8 @@ def test_values(world: World) -> None:
     assert hvd.broadcast(np.float64(world.rank), 1, name=world.name("one")).item() == 1.0
     part = hvd.reducescatter(np.full(world.size, world.rank, "float32"), name=world.name("part"))
     assert part.tolist() == [mean]
-    variables = [
-        keras.Variable(np.full(2, float(world.rank))),
-        keras.Variable(world.rank, dtype="int64", trainable=False),
-    ]
+    counter = keras.Variable(world.rank, dtype="int64", trainable=False)
+    variables = [keras.Variable(np.full(2, float(world.rank))), counter]
     hvd.broadcast_variables(variables, 1)
     assert [variable.numpy().tolist() for variable in variables] == [[1, 1], 1]
     for dtype in ("bfloat16", "float16", "uint8", "bool"):
@@ -162,9 +155,7 @@ def test_values(world: World) -> None:
 
 @alone
 def test_callbacks_without_a_device(world: World) -> None:
-    for callback in (
-        hvd.callbacks.MetricAverageCallback,
-        lambda **d: hvd.callbacks.BroadcastGlobalVariablesCallback(0, **d),
-    ):
+    broadcast = functools.partial(hvd.callbacks.BroadcastGlobalVariablesCallback, 0)
+    for callback in (hvd.callbacks.MetricAverageCallback, broadcast):
         with pytest.raises(ValueError, match="device cannot be used"):
             callback(device="/cpu:0")
