@@ -249,9 +249,8 @@ def _write_rank(path: Path, job: Job, rank: int, rows: list[Row]) -> None:
                     line.setdefault(column, []).append(local(value, column))
         lines += [{"table": table, **columns} for (_, table), columns in tables.items()]
         times = [local(begin, "time"), local(end, "time")]
-        waited, ran = (
-            [round(share * (time - times[0])) for time in times] for share in (host.starved, 1 - host.starved)
-        )
+        shares = (host.starved, 1 - host.starved)
+        waited, ran = ([round(share * (time - times[0])) for time in times] for share in shares)
         lines.append({"table": "processor", "time": times, "ran": ran, "waited": waited})
         if job.ended and segment == job.segments - 1:
             lines.append({"table": "end", "time": [local(last, "time")]})
