@@ -16,6 +16,7 @@ from harness.keras_training import (
     MODELS,
     SAMPLES,
     Slow,
+    as_one,
     close,
     concatenated,
     dtype_policy,
@@ -76,7 +77,7 @@ def test_forms_of_training(world: World, policy: str, form: str) -> None:
     else:
         model.fit(*concatenated(batches), batch_size=SAMPLES, shuffle=False, verbose=0)
     world.same(flat(model))
-    assert close(weights(model), weights(reference(world, MAKERS["Adam"], steps)[0]))
+    assert as_one(world, model, MAKERS["Adam"], steps)
     assert optimizer.rounds == steps
 
 
@@ -90,7 +91,7 @@ def test_an_optimizer_that_has_trained(world: World, policy: str) -> None:
     step = stepper(model, hvd.DistributedOptimizer(optimizer, sync=policy))
     for number in range(2, 4):
         step(*batch(world.rank, number))
-    assert close(weights(model), weights(reference(world, MAKERS["Adam"], 4)[0]))
+    assert as_one(world, model, MAKERS["Adam"], 4)
     assert int(optimizer.iterations) == 4
 
 
@@ -144,7 +145,7 @@ def test_constraint(world: World, policy: str) -> None:
     for number in range(3):
         step(*batch(world.rank, number))
     assert np.linalg.norm(weights(model)[0], axis=0) == pytest.approx(1.0, abs=1e-5)
-    assert close(weights(model), weights(reference(world, sgd, 3, **options)[0]))
+    assert as_one(world, model, sgd, 3, **options)
 
 
 @on_time
@@ -192,8 +193,7 @@ def test_accumulated_gradients(world: World, policy: str, kind: str) -> None:
         step(*batch(world.rank, number))
         assert (flat(model) == before) == (number % 2 == 0)
         world.same(flat(model))
-    expected, _ = reference(world, sgd, 3, passes=2)
-    assert close(weights(model), weights(expected))
+    assert as_one(world, model, sgd, 3, passes=2)
     if kind != "loss scale":
         assert optimizer.rounds == 3
 
@@ -357,7 +357,7 @@ def test_configuration_of_backward_passes(world: World) -> None:
     step = stepper(model, again)
     for number in range(4):
         step(*batch(world.rank, number))
-    assert close(weights(model), weights(reference(world, sgd, 2, scale=2.0, passes=2)[0]))
+    assert as_one(world, model, sgd, 2, scale=2.0, passes=2)
 
 
 def test_two_wrappers_of_one_optimizer(world: World) -> None:

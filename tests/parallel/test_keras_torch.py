@@ -11,17 +11,15 @@ import torch
 from harness.keras_training import (
     MODELS,
     SAMPLES,
-    close,
+    as_one,
     concatenated,
     ended,
     linear,
     make_model,
     on_time,
-    reference,
     run_linear,
     sgd,
     sync_of,
-    weights,
 )
 from harness.matrix import alone, keras_on_torch, long_cases
 from harness.models import everybody_averages
@@ -69,7 +67,7 @@ def test_training_that_is_compiled(world: World, policy: str) -> None:
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sync=sync), "mse", jit_compile=True)
     x, y = concatenated([batch(world.rank, number) for number in range(3)])
     model.fit(x, y, batch_size=SAMPLES, shuffle=False, verbose=0)
-    assert close(weights(model), weights(reference(world, lambda: keras.optimizers.SGD(0.1), 3)[0]))
+    assert as_one(world, model, lambda: keras.optimizers.SGD(0.1), 3)
     assert model.optimizer.rounds == 3
 
 
@@ -86,7 +84,7 @@ def test_gradients_are_left_as_they_are(world: World, policy: str) -> None:
     optimizer.apply(gradients, variables)
     assert all(torch.equal(one, other) for one, other in zip(gradients, before, strict=True))
     assert all(variable.value.grad is None for variable in variables)
-    assert close(weights(model), weights(reference(world, sgd, 1)[0]))
+    assert as_one(world, model, sgd, 1)
 
 
 # --- Every policy -----------------------------------------------------------------------------------------------------

@@ -107,6 +107,11 @@ def reference(
     return model, optimizer
 
 
+def as_one(world: World, model: keras.Model, make: Callable[[], Any], steps: int, **options: Any) -> bool:
+    """Whether a model has become what one process makes of all ranks' batches."""
+    return close(weights(model), weights(reference(world, make, steps, **options)[0]))
+
+
 def sgd() -> Any:
     return keras.optimizers.SGD(0.1, momentum=0.9)
 
