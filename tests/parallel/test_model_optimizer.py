@@ -49,7 +49,7 @@ def check(world: World, model: torch.nn.Module, optimizer: Any) -> None:
 
 
 def learns(world: World, model: torch.nn.Module, bare: torch.optim.Optimizer, steps: int, **options: Any) -> Any:
-    """Train a linear model, and see that its loss falls and that there is one model in the end. Returns the optimizer."""
+    """Train a linear model: its loss falls, and there is one model in the end; returns the optimizer."""
     optimizer = hvd.DistributedOptimizer(bare, model.named_parameters(), **options)
     hvd.broadcast_parameters(model.state_dict(), 0)
     target = torch.tensor([[1.0, -2.0, 3.0]])
