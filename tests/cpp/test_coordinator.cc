@@ -979,6 +979,12 @@ class SharingTest : public testing::Test {
     coordinator_.Observe(rank, report, now_);
   }
   std::vector<Closing> Decide() { return coordinator_.Decide(now_); }
+  // The only closing of a cycle.
+  Closing DecideOne() {
+    const auto closings = Decide();
+    EXPECT_EQ(closings.size(), 1u);
+    return closings.at(0);
+  }
   void BeginTraining() {
     for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, {kEach});
     ASSERT_EQ(Decide().size(), 1u);
@@ -996,10 +1002,9 @@ TEST_F(SharingTest, TheFirstUpdateHasThePartOfEachRank) {
   Say(1, {1});
   EXPECT_THAT(Decide(), IsEmpty()) << "all ranks have arrived, but not with all";
   Say(1, {kEach});
-  const auto closings = Decide();
-  ASSERT_EQ(closings.size(), 1u);
-  EXPECT_EQ(closings[0].reason, Closing::Reason::kFirst);
-  EXPECT_EQ(closings[0].gradients(), kRanks * kEach);
+  const Closing closing = DecideOne();
+  EXPECT_EQ(closing.reason, Closing::Reason::kFirst);
+  EXPECT_EQ(closing.gradients(), kRanks * kEach);
 }
 
 TEST_F(SharingTest, AnUpdateClosesWhenAllMicroBatchesAreThere) {
@@ -1012,11 +1017,10 @@ TEST_F(SharingTest, AnUpdateClosesWhenAllMicroBatchesAreThere) {
   EXPECT_THAT(Decide(), IsEmpty()) << "rank 1 is in the middle of one";
   Say(0, {0, Share{3, 3, true}, false, true});
   Say(1, {1, Share{1, 1}});
-  const auto closings = Decide();
-  ASSERT_EQ(closings.size(), 1u);
-  EXPECT_EQ(closings[0].reason, Closing::Reason::kQuorum);
-  EXPECT_EQ(closings[0].contributions[0].gradients, 3);
-  EXPECT_EQ(closings[0].contributions[1].gradients, 1);
+  const Closing closing = DecideOne();
+  EXPECT_EQ(closing.reason, Closing::Reason::kQuorum);
+  EXPECT_EQ(closing.contributions[0].gradients, 3);
+  EXPECT_EQ(closing.contributions[1].gradients, 1);
 }
 
 TEST_F(SharingTest, WhoWaitsDoesNotCloseAnUpdate) {
@@ -1034,10 +1038,9 @@ TEST_F(SharingTest, AnUpdateIsShortWhereNobodyComes) {
   EXPECT_THAT(Decide(), IsEmpty());
   Say(0, {0, Share{1, 1}, true});
   Say(1, {0, Share{1, 0}, true});
-  const auto closings = Decide();
-  ASSERT_EQ(closings.size(), 1u);
-  EXPECT_EQ(closings[0].reason, Closing::Reason::kLiveness);
-  EXPECT_EQ(closings[0].gradients(), 1);
+  const Closing closing = DecideOne();
+  EXPECT_EQ(closing.reason, Closing::Reason::kLiveness);
+  EXPECT_EQ(closing.gradients(), 1);
 }
 
 TEST_F(SharingTest, AnUpdateWaitsForARankWithTooManyResults) {
@@ -1061,9 +1064,8 @@ TEST_F(SharingTest, TellsWhoIsInTheMiddleOfAMicroBatch) {
 TEST_F(SharingTest, RanksThatDisagreeAreToldAtOnce) {
   Say(0, {1});
   Say(1, {1, std::nullopt, false, false, Report::Backlog::kNone, kEach + 1});
-  const auto closings = Decide();
-  ASSERT_EQ(closings.size(), 1u);
-  EXPECT_THAT(closings[0].error, HasSubstr("passes=3"));
+  const Closing closing = DecideOne();
+  EXPECT_THAT(closing.error, HasSubstr("passes=3"));
 }
 
 // Rank 0 has begun a micro-batch, and waits in a collective of Horovod's own, to which rank 1 does not come before the
@@ -1079,10 +1081,9 @@ TEST_F(SharingTest, ACollectiveWithinAnUpdateIsTold) {
   EXPECT_THAT(Decide(), IsEmpty());
   now_ += Coordinator::kDeadlockAfter;
   say(0);
-  const auto closings = Decide();
-  ASSERT_EQ(closings.size(), 1u);
-  EXPECT_THAT(closings[0].error, HasSubstr("rank 0 waits in a collective of Horovod's own"));
-  EXPECT_THAT(closings[0].error, HasSubstr("in a round hook of the optimizer"));
+  const Closing closing = DecideOne();
+  EXPECT_THAT(closing.error, HasSubstr("rank 0 waits in a collective of Horovod's own"));
+  EXPECT_THAT(closing.error, HasSubstr("in a round hook of the optimizer"));
 }
 
 }  // namespace

@@ -52,6 +52,10 @@ class RanksTest : public testing::Test, protected FakeJob {
     };
     return settings;
   }
+  void StartAndRunRoundZero(int size, const std::vector<BucketConfig>& configs, FakeHorovod::Settings settings = {}) {
+    Start(size, configs, std::move(settings));
+    RunRoundZero();
+  }
   void TearDown() override {
     EXPECT_EQ(horovod().complaint(), "");
     Shutdown();
@@ -62,6 +66,16 @@ class RanksTest : public testing::Test, protected FakeJob {
     At(rank).Arrive(0);
     Cycle();
     At(rank).Wait(0);
+  }
+  // These ranks arrive, and are reported in the same cycle.
+  void ArriveTogether(const Members& ranks) {
+    for (const Rank rank : ranks) At(rank).Arrive(0);
+    Cycle();
+  }
+  // Ranks that have joined are back.
+  void JoinTogether(const Members& ranks) {
+    for (const Rank rank : ranks) horovod().Join(rank);
+    Cycle();
   }
   // Rank 1 comes late to rank 0's step, and so its contribution is pending.
   void StepWithoutRank1() {
@@ -232,8 +246,7 @@ TEST_F(SharingRanksTest, WhoWaitsForAMicroBatchHearsOfAShutdown) {
 // --- Arrivals
 
 TEST_F(RanksTest, ALateArrivalGetsTheResultAtOnce) {
-  Start(2, {Config(1)});
-  RunRoundZero();
+  StartAndRunRoundZero(2, {Config(1)});
   Step(0);
   At(1).Arrive(0);
   EXPECT_TRUE(At(1).IsDone(0));
@@ -249,11 +262,9 @@ TEST_F(RanksTest, ALateArrivalGetsTheResultAtOnce) {
 }
 
 TEST_F(RanksTest, ASlowDeviceDoesNotMakeTheOthersWait) {
-  Start(2, {Config(1)});
-  RunRoundZero();
+  StartAndRunRoundZero(2, {Config(1)});
   At(1).Arrive(0, true, 100);  // the hooks run ahead of the device
-  At(0).Arrive(0);
-  Cycle();
+  ArriveTogether({0});
   EXPECT_TRUE(At(0).IsDone(0));
   EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kQuorum);
   EXPECT_FALSE(LastRound().closing.contributions[1].fresh);
@@ -265,8 +276,7 @@ TEST_F(RanksTest, ASlowDeviceDoesNotMakeTheOthersWait) {
 }
 
 TEST_F(RanksTest, AnArrivalCountsFromWhenItsDeviceIsReady) {
-  Start(2, {Config(2)});
-  RunRoundZero();
+  StartAndRunRoundZero(2, {Config(2)});
   At(0).Arrive(0, true, 100);
   At(1).Arrive(0);
   Cycle();
@@ -278,8 +288,7 @@ TEST_F(RanksTest, AnArrivalCountsFromWhenItsDeviceIsReady) {
 }
 
 TEST_F(RanksTest, AShutdownEndsWaitsForADevice) {
-  Start(2, {Config(1)});
-  RunRoundZero();
+  StartAndRunRoundZero(2, {Config(1)});
   At(0).Arrive(0, true, 1 << 30);
   EngineOf(0).Close("shut down");
   EXPECT_THROW(At(0).Wait(0), EngineError);
@@ -288,8 +297,7 @@ TEST_F(RanksTest, AShutdownEndsWaitsForADevice) {
 // --- Flush, end and deliver
 
 TEST_F(RanksTest, AFlushReturnsWhenEveryBucketHasBeenDelivered) {
-  Start(3, {Config(1), Config(1), Config(1), Config(1)});
-  RunRoundZero();
+  StartAndRunRoundZero(3, {Config(1), Config(1), Config(1), Config(1)});
   for (int bucket = 0; bucket < 4; ++bucket) At(0).Arrive(bucket);
   Cycle();
   for (int bucket = 0; bucket < 4; ++bucket) {
@@ -321,8 +329,7 @@ TEST_F(RanksTest, AFlushReturnsWhenEveryBucketHasBeenDelivered) {
 }
 
 TEST_F(RanksTest, AFlushWhileOthersEndDoesNotEndThem) {
-  Start(2, {Config(1)});
-  RunRoundZero();
+  StartAndRunRoundZero(2, {Config(1)});
   std::atomic<bool> ended{false};
   std::vector<std::future<void>> threads;
   threads.push_back(Begin([&] {
@@ -338,8 +345,7 @@ TEST_F(RanksTest, AFlushWhileOthersEndDoesNotEndThem) {
 
 // Behind a flush, where a faster rank trains again: what was missed is not left for the next arrival.
 TEST_F(RanksTest, CollectingWaitsForARoundThatRuns) {
-  Start(2, {Config(1)});
-  RunRoundZero();
+  StartAndRunRoundZero(2, {Config(1)});
   Step(0);
   At(0).Arrive(0);
   std::future<void> collecting;
@@ -354,8 +360,7 @@ TEST_F(RanksTest, CollectingWaitsForARoundThatRuns) {
 }
 
 TEST_F(RanksTest, DeliverSendsWhatIsPendingAndKeepsTheResults) {
-  Start(2, {Config(1)});
-  RunRoundZero();
+  StartAndRunRoundZero(2, {Config(1)});
   StepWithoutRank1();
   ASSERT_TRUE(HasPending(*At(1).At(0).handle));
   CycleUntilDone(Begin([&] { EngineOf(1).Deliver(); }));
@@ -366,8 +371,7 @@ TEST_F(RanksTest, DeliverSendsWhatIsPendingAndKeepsTheResults) {
 }
 
 TEST_F(RanksTest, DeliverWaitsForWhatIsOutstandingFirst) {
-  Start(2, {Config(2)});
-  RunRoundZero();
+  StartAndRunRoundZero(2, {Config(2)});
   At(1).Arrive(0);
   auto deliver = Begin([&] { EngineOf(1).Deliver(); });
   for (int i = 0; i < 3; ++i) Cycle();
@@ -383,13 +387,11 @@ TEST_F(RanksTest, ABucketMayBeFirstUsedWhileARankHasJoined) {
   Start(3, {Config(3)});
   horovod().Join(2);
   for (int step = 0; step < 2; ++step) {
-    for (const Rank rank : {0, 1}) At(rank).Arrive(0);
-    Cycle();
+    ArriveTogether({0, 1});
     EXPECT_EQ(LastRound().closing.fresh(), 2);
     for (const Rank rank : {0, 1}) At(rank).Wait(0);
   }
-  for (const Rank rank : {0, 1}) horovod().Join(rank);
-  Cycle();
+  JoinTogether({0, 1});
   for (const Rank rank : {0, 1, 2}) EXPECT_FALSE(horovod().IsJoining(rank));
   RunRoundZero();
   EXPECT_EQ(LastRound().closing.fresh(), 3);
@@ -401,8 +403,7 @@ TEST_F(RanksTest, ARankThatDoesNotKnowABucketSendsZeros) {
   Start(2, {Config(1)});
   horovod().Join(1);
   Step(0);
-  horovod().Join(0);
-  Cycle();
+  JoinTogether({0});
   Step(0);
   EXPECT_EQ(LastRound().closing.fresh(), 1);
   EXPECT_EQ(At(0).Total(0), At(0).At(0).submitted);
@@ -414,8 +415,7 @@ TEST_F(RanksTest, AnErrorInTheReductionPoisonsTheBucket) {
   Start(2, {Config(1), Config(1)},
         Breaking([](const Closing& closing, Rank) { return closing.bucket == BucketName(0) && closing.round == 1; }));
   RunRoundZero();
-  At(0).Arrive(0);
-  Cycle();
+  ArriveTogether({0});
   EXPECT_THAT([&] { At(0).Wait(0); }, ThrowsMessage<EngineError>(kBroken));
   for (const Rank rank : {0, 1}) {
     EXPECT_THAT([&] { At(rank).Arrive(0); }, ThrowsMessage<EngineError>(kBroken));
@@ -429,16 +429,15 @@ TEST_F(RanksTest, AnErrorInTheReductionPoisonsTheBucket) {
 }
 
 TEST_F(RanksTest, AnErrorReachesWhoCameWhileTheRoundWasRunning) {
-  Start(2, {Config(1)}, Breaking([](const Closing& closing, Rank) { return closing.round == 1; }));
-  RunRoundZero();
+  StartAndRunRoundZero(2, {Config(1)}, Breaking([](const Closing& closing, Rank) { return closing.round == 1; }));
   At(0).Arrive(0);
   CycleAnd([&] { return Runs(1); }, [&] { At(1).Arrive(0); });
   EXPECT_THAT([&] { At(1).Wait(0); }, ThrowsMessage<EngineError>(kBroken));
 }
 
 TEST_F(RanksTest, AnErrorOnOneRankDoesNotStopTheOthers) {
-  Start(2, {Config(1)}, Breaking([](const Closing& closing, Rank rank) { return closing.round == 1 && rank == 1; }));
-  RunRoundZero();
+  StartAndRunRoundZero(2, {Config(1)},
+                       Breaking([](const Closing& closing, Rank rank) { return closing.round == 1 && rank == 1; }));
   for (int step = 0; step < 3; ++step) Step(0);
   EXPECT_THAT([&] { At(1).Arrive(0); }, ThrowsMessage<EngineError>(kBroken));
 }
@@ -469,8 +468,7 @@ TEST_F(RanksTest, RanksThatDisagreeGetTheSameErrorAndTheNameIsFreeAgain) {
 
 TEST_F(RanksTest, ABucketThatNobodyElseWillUseIsRefused) {
   Start(2, {Config(1), Config(1)});
-  for (const Rank rank : {0, 1}) At(rank).Arrive(0);
-  Cycle();
+  ArriveTogether({0, 1});
   for (const Rank rank : {0, 1}) At(rank).Wait(0);
   auto ending = Begin([&] { WaitForEnd(EngineOf(1)); });
   At(0).Arrive(1);
@@ -521,8 +519,7 @@ TEST_F(RanksTest, MoreElementsThanHorovodCountsAreRefused) {
 // --- The end of Horovod
 
 TEST_F(RanksTest, AShutdownInTheMiddleOfAWaitEndsIt) {
-  Start(3, {Config(2), Config(2)});
-  RunRoundZero();
+  StartAndRunRoundZero(3, {Config(2), Config(2)});
   At(0).Arrive(0);
   std::vector<std::future<void>> threads;
   threads.push_back(Begin([&] { EXPECT_THROW(At(0).Wait(0), EngineError); }));
@@ -538,8 +535,7 @@ TEST_F(RanksTest, AShutdownInTheMiddleOfAWaitEndsIt) {
 }
 
 TEST_F(RanksTest, ARoundThatIsUnderWayComesBeforeAShutdown) {
-  Start(2, {Config(1)});
-  RunRoundZero();
+  StartAndRunRoundZero(2, {Config(1)});
   At(0).Arrive(0);
   CycleAnd([&] { return Runs(1); },
            [&] {
@@ -565,8 +561,7 @@ TEST_F(RanksTest, AFlushDoesNotWaitForARankThatHasUsedNoBucket) {
   Start(2, {Config(1)});
   horovod().Join(1);
   Step(0);
-  horovod().Join(0);
-  Cycle();
+  JoinTogether({0});
   WaitForFlush(EngineOf(1));  // it has nothing to deliver, and returns at once
   CycleUntilDone(BeginFlushes({0}));
 }
@@ -576,11 +571,9 @@ TEST_F(RanksTest, AFlushDoesNotWaitForARankThatHasUsedNoBucket) {
 TEST_F(RanksTest, ARankThatSlipsIntoALaterRoundStillDeclares) {
   Start(3, {Config(1)});
   horovod().Join(2);
-  for (const Rank rank : {0, 1}) At(rank).Arrive(0);
-  Cycle();
+  ArriveTogether({0, 1});
   for (const Rank rank : {0, 1}) At(rank).Wait(0);
-  for (const Rank rank : {0, 1}) horovod().Join(rank);
-  Cycle();
+  JoinTogether({0, 1});
   At(0).Arrive(0);
   CycleAnd([&] { return Rounds() == 2; }, [&] { At(2).Arrive(0); });
   At(0).Wait(0);
@@ -598,9 +591,11 @@ TEST_F(RanksTest, ARankThatSlipsIntoALaterRoundStillDeclares) {
 
 class FamilyTest : public RanksTest {
  protected:
-  void StartFamily() {
-    Start(2, {Config(1, Missed::kReplay), Config(1, Missed::kReplay)});
-    RunRoundZero();
+  void StartFamily() { StartAndRunRoundZero(2, {Config(1, Missed::kReplay), Config(1, Missed::kReplay)}); }
+  // Rank 0 is a quorum, and so runs a round in both members.
+  void RunRoundOfRank0() {
+    for (const int bucket : {0, 1}) At(0).Arrive(bucket);
+    Cycle();
   }
   Round CompletedOf(Rank rank, int bucket) {
     const auto handle = EngineOf(rank).Find(BucketName(bucket));
@@ -624,8 +619,7 @@ class FamilyTest : public RanksTest {
 
 TEST_F(FamilyTest, ARoundIsTakenWhenItHasEndedInAllMembers) {
   StartFamily();
-  At(0).Arrive(0);
-  Cycle();
+  ArriveTogether({0});
   EXPECT_FALSE(EngineOf(1).families().HasRound(family_));
   EXPECT_EQ(Take(1), -1);
   At(0).Arrive(1);
@@ -685,8 +679,7 @@ TEST_F(FamilyTest, AFlushTakesNothingThatComesBehindIt) {
   while (Take(1) >= 0) {
   }
   At(0).Collect();
-  for (const int bucket : {0, 1}) At(0).Arrive(bucket);
-  Cycle();
+  RunRoundOfRank0();
   EXPECT_EQ(CompletedOf(1, 0), 3);
   EXPECT_EQ(Take(1), -1) << "this rank is still in its flush";
 }
@@ -695,8 +688,7 @@ TEST_F(FamilyTest, AFlushTakesNothingThatComesBehindIt) {
 // theirs.
 TEST_F(FamilyTest, WhatTheLastFlushHasBroughtIsTakenAlsoAfterAShutdown) {
   StartFamily();
-  for (const int bucket : {0, 1}) At(0).Arrive(bucket);
-  Cycle();
+  RunRoundOfRank0();
   Engine::Flushing flushing(EngineOf(1), Report::Flush::kEnding, {family_});
   auto other = Begin([&] { WaitForEnd(EngineOf(0)); });
   std::vector<int> taken;
@@ -712,16 +704,14 @@ TEST_F(FamilyTest, WhatTheLastFlushHasBroughtIsTakenAlsoAfterAShutdown) {
 
 TEST_F(FamilyTest, AfterAShutdownNothingElseIsTaken) {
   StartFamily();
-  for (const int bucket : {0, 1}) At(0).Arrive(bucket);
-  Cycle();
+  RunRoundOfRank0();
   EngineOf(1).Close("shut down");
   EXPECT_THAT([&] { Take(1); }, ThrowsMessage<EngineError>(HasSubstr("shut down")));
 }
 
 TEST_F(FamilyTest, ADeliveryLeavesTheMembersTogether) {
   StartFamily();
-  At(0).Arrive(0);
-  Cycle();
+  ArriveTogether({0});
   At(1).Arrive(0);  // late there, and what it brings is pending
   EXPECT_EQ(CompletedOf(1, 0), 2);
   EXPECT_EQ(CompletedOf(1, 1), 1);
@@ -732,11 +722,9 @@ TEST_F(FamilyTest, ADeliveryLeavesTheMembersTogether) {
 
 TEST_F(FamilyTest, ClearForgetsWholeRounds) {
   StartFamily();
-  for (const int bucket : {0, 1}) At(0).Arrive(bucket);
-  Cycle();
+  RunRoundOfRank0();
   At(0).Wait(0);
-  At(0).Arrive(0);
-  Cycle();
+  ArriveTogether({0});
   EngineOf(1).families().Clear(family_);
   EXPECT_EQ(Take(1), -1) << "the first round is forgotten, and the second has not ended in all members";
   At(0).Wait(1);
@@ -762,6 +750,10 @@ class EndsTest : public RanksTest {
   }
   void Leave(Rank rank) { owners_[static_cast<std::size_t>(rank)]->Leave(); }
   bool Knows(Rank rank, int bucket) { return EngineOf(rank).Find(BucketName(bucket)) != nullptr; }
+  void LeaveAndCycle(Rank rank) {
+    Leave(rank);
+    Cycle();
+  }
   void AllLeave() {
     for (const auto& owner : owners_) owner->Leave();
     Cycle();
@@ -793,11 +785,9 @@ TEST_F(EndsTest, WhatIsPendingTravelsInTheLastRound) {
   StepWithoutRank1();
   const std::weak_ptr<SharedBucket> memory = At(1).At(0).handle;
   At(1).At(0).handle = nullptr;
-  Leave(1);
-  Cycle();
+  LeaveAndCycle(1);
   EXPECT_TRUE(HasPending(*memory.lock()));
-  Leave(0);
-  Cycle();
+  LeaveAndCycle(0);
   EXPECT_TRUE(LastRound().closing.ends);
   EXPECT_EQ(LastRound().closing.gradients(), 1);
   EXPECT_EQ(memory.lock(), nullptr) << "memory is free";
@@ -812,8 +802,7 @@ TEST_F(EndsTest, ARankThatKeepsItsOwnerGoesOnAndTheOthersKeepNoResults) {
   const std::shared_ptr<SharedBucket> retired = EngineOf(1).Find(BucketName(0));
   ASSERT_NE(retired, nullptr);
   EXPECT_EQ(retired->core.missed_rounds(), 0);
-  Leave(0);
-  Cycle();
+  LeaveAndCycle(0);
   EXPECT_FALSE(Knows(1, 0));
 }
 
@@ -825,8 +814,7 @@ TEST_F(EndsTest, ALaterOwnerOfTheSameNameIsNotMistakenForTheOneThatLeft) {
   for (const Rank rank : {0, 1}) EngineOf(rank).Own(BucketName(0), owner);
   RunRoundZero();
   EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kFirst);
-  Leave(0);
-  Cycle();
+  LeaveAndCycle(0);
   EXPECT_TRUE(Knows(0, 0));
   owner->Leave();
   Cycle();
@@ -835,11 +823,9 @@ TEST_F(EndsTest, ALaterOwnerOfTheSameNameIsNotMistakenForTheOneThatLeft) {
 
 TEST_F(EndsTest, AnArrivalUnretires) {
   StartOwned(2, {Config(1)});
-  Leave(0);
-  Cycle();
+  LeaveAndCycle(0);
   Step(0);
-  Leave(1);
-  Cycle();
+  LeaveAndCycle(1);
   EXPECT_TRUE(Knows(0, 0)) << "it has an owner no more, and stays";
   EXPECT_TRUE(Knows(1, 0));
 }
@@ -849,8 +835,7 @@ TEST_F(EndsTest, DeliveringDoesNotUnretire) {
   StepWithoutRank1();
   Leave(1);
   CycleUntilDone(Begin([&] { EngineOf(1).Deliver(); }));
-  Leave(0);
-  Cycle();
+  LeaveAndCycle(0);
   EXPECT_FALSE(Knows(1, 0));
 }
 
@@ -888,8 +873,7 @@ TEST_P(CrossingTest, AnArrivalIsRoundZeroOfANewBucket) {
   EXPECT_FALSE(At(1).IsDone(0));
   Cycle();
   EXPECT_FALSE(At(1).IsDone(0)) << "round 0 is full";
-  At(0).Arrive(0);
-  Cycle();
+  ArriveTogether({0});
   for (const Rank rank : {0, 1}) {
     At(rank).Wait(0);
     EXPECT_EQ(At(rank).At(0).got.back().info.round, 0);
@@ -946,8 +930,7 @@ TEST_F(EndsTest, JoinedRanksForgetItToo) {
   AllLeave();
   EXPECT_TRUE(LastRound().closing.ends);
   EXPECT_FALSE(Knows(2, 0));
-  for (const Rank rank : {0, 1}) horovod().Join(rank);
-  Cycle();
+  JoinTogether({0, 1});
   RunRoundZero();
   EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kFirst);
 }
@@ -1007,12 +990,10 @@ TEST_F(EndsTest, OwnersOfBucketsThatWereNeverUsedLeaveNothing) {
 // --- Clear
 
 TEST_F(RanksTest, ClearForgetsOnThisRankAndAFullRoundFollows) {
-  Start(2, {Config(1)});
-  RunRoundZero();
+  StartAndRunRoundZero(2, {Config(1)});
   StepWithoutRank1();
   for (const Rank rank : {0, 1}) EngineOf(rank).families().Clear({BucketName(0)});
-  At(0).Arrive(0);
-  Cycle();
+  ArriveTogether({0});
   EXPECT_EQ(Rounds(), 2u) << "a quorum of 1 is not enough now";
   At(1).Arrive(0);
   Cycle();
@@ -1034,11 +1015,6 @@ Schedule ButterflyOf(int group_size) {
 
 class GroupsTest : public RanksTest {
  protected:
-  // These ranks arrive, and are reported in the same cycle.
-  void ArriveTogether(const Members& ranks) {
-    for (const Rank rank : ranks) At(rank).Arrive(0);
-    Cycle();
-  }
   void WaitFor(const Members& ranks) {
     for (const Rank rank : ranks) At(rank).Wait(0);
   }
@@ -1049,8 +1025,7 @@ class GroupsTest : public RanksTest {
     horovod().Join(2);
     ArriveTogether({0, 1});
     WaitFor({0, 1});
-    for (const Rank rank : {0, 1}) horovod().Join(rank);
-    Cycle();
+    JoinTogether({0, 1});
   }
   // Rank 0 waits, and rank 2 has come with another policy.
   std::shared_ptr<Operation> Disagree() {
@@ -1067,8 +1042,7 @@ class GroupsTest : public RanksTest {
 };
 
 TEST_F(GroupsTest, AnEndedRanksModelIsLeftOut) {
-  Start(2, {ModelConfig(ButterflyOf(2))});
-  RunRoundZero();
+  StartAndRunRoundZero(2, {ModelConfig(ButterflyOf(2))});
   auto end = Begin([this] { WaitForEnd(EngineOf(1)); });
   AwaitWaiting(1);
   Step(0);
@@ -1079,8 +1053,7 @@ TEST_F(GroupsTest, AnEndedRanksModelIsLeftOut) {
 }
 
 TEST_F(GroupsTest, AFlushOfModelsIsNoRound) {
-  Start(3, {ModelConfig(ButterflyOf(2)), ReadyConfig(2), Config(1)});
-  RunRoundZero();
+  StartAndRunRoundZero(3, {ModelConfig(ButterflyOf(2)), ReadyConfig(2), Config(1)});
   for (int flush = 0; flush < 2; ++flush) CycleUntilDone(BeginFlushes({0, 1, 2}));
   for (int bucket = 0; bucket < 3; ++bucket) {
     for (const Rank rank : {0, 1, 2}) At(rank).Arrive(bucket);
@@ -1185,6 +1158,12 @@ class OneEngineTest : public testing::Test {
     return engine_.Arrive(handle_, {values_.data(), values_.data(), 1});
   }
   Report ReportAt(Time now, Time foreign_since = kNever) { return engine_.BuildReport(now, foreign_since, false); }
+  // What is reported of the only bucket.
+  Report::Item ItemNow() {
+    const Report report = ReportAt(Now());
+    EXPECT_EQ(report.items.size(), 1u);
+    return report.items.at(0);
+  }
   // Closes a round with what this engine, which is rank 0 of 2, has announced.
   void CloseRound(bool fresh, int gradients) {
     Closing closing;
@@ -1207,6 +1186,10 @@ class OneEngineTest : public testing::Test {
     closing.flush_over = over;
     closing.contributions.resize(2);
     engine_.Begin({closing}, false);
+  }
+  void RunFlush(Report::Flush over = Report::Flush::kFlushing) {
+    CloseFlush(over);
+    engine_.Finished(handle_, "");
   }
   void Refuse(const std::string& bucket, Report::Flush over = Report::Flush::kNone) {
     Closing closing;
@@ -1242,9 +1225,9 @@ TEST_F(OneEngineTest, PlacesWhatTheApplicationHasWhenItsRoundBegins) {
   ReportAt(Now());
   testing::Mock::VerifyAndClearExpectations(&transport_);
   EXPECT_CALL(transport_, Place(_, _, _,
-                                testing::AllOf(testing::Field(&Bucket::Entry::own, true),
-                                               testing::Field(&Bucket::Entry::input, values_.data()),
-                                               testing::Field(&Bucket::Entry::output, values_.data()))));
+                                AllOf(testing::Field(&Bucket::Entry::own, true),
+                                      testing::Field(&Bucket::Entry::input, values_.data()),
+                                      testing::Field(&Bucket::Entry::output, values_.data()))));
   CloseRound(true, 1);
 }
 
@@ -1349,8 +1332,7 @@ TEST_F(OneEngineTest, AFlushThatFollowsOneThatWasGivenUpIsAFlushOfItsOwn) {
     engine_.Finished(handle_, "");
     EXPECT_EQ(ReportAt(Now()).flush, Report::Flush::kFlushing) << "the old rounds are not those of this flush";
     EXPECT_EQ(second.wait_for(200ms), std::future_status::timeout);
-    CloseFlush();
-    engine_.Finished(handle_, "");
+    RunFlush();
     second.get();
   }
 }
@@ -1392,8 +1374,7 @@ TEST_F(OneEngineTest, ARefusedRoundEndsNoFlush) {
   Refuse("other", Report::Flush::kFlushing);
   EXPECT_EQ(flush.wait_for(200ms), std::future_status::timeout);
   EXPECT_EQ(ReportAt(Now()).flush, Report::Flush::kFlushing);
-  CloseFlush();
-  engine_.Finished(handle_, "");
+  RunFlush();
   flush.get();
 }
 
@@ -1424,8 +1405,7 @@ TEST_F(OneEngineTest, AShutdownWhenEveryRankHasEndedIsNoError) {
   RunRoundZero();
   EXPECT_CALL(transport_, Interrupt).WillOnce([&] {  // this thread wakes only when another rank has shut down
     ReportAt(Now());
-    CloseFlush(Report::Flush::kEnding);
-    engine_.Finished(handle_, "");
+    RunFlush(Report::Flush::kEnding);
     engine_.Close("Horovod has been shut down");
   });
   EXPECT_NO_THROW(WaitForEnd(engine_));
@@ -1483,18 +1463,15 @@ TEST_F(OneEngineTest, AnInterruptEndsACollectionAndLosesNothing) {
 
 TEST_F(OneEngineTest, AnArrivalIsReportedWithItsDeclarationUntilARoundHasClosed) {
   Arrive();
-  Report report = ReportAt(Now());
-  ASSERT_EQ(report.items.size(), 1u);
-  ASSERT_TRUE(report.items[0].declaration);
-  EXPECT_EQ(report.items[0].declaration->policy.description, "Quorum(1)");
-  EXPECT_EQ(report.items[0].declaration->type, DataType::kFloat32);
-  EXPECT_THAT(report.items[0].declaration->shape, ElementsAre(kElements));
-  EXPECT_EQ(report.items[0].declaration->device, Memory::kHost);
+  const auto declaration = ItemNow().declaration;
+  ASSERT_TRUE(declaration);
+  EXPECT_EQ(declaration->policy.description, "Quorum(1)");
+  EXPECT_EQ(declaration->type, DataType::kFloat32);
+  EXPECT_THAT(declaration->shape, ElementsAre(kElements));
+  EXPECT_EQ(declaration->device, Memory::kHost);
   RunRound(true, 1);
   Arrive();
-  report = ReportAt(Now());
-  ASSERT_EQ(report.items.size(), 1u);
-  EXPECT_FALSE(report.items[0].declaration);
+  EXPECT_FALSE(ItemNow().declaration);
 }
 
 TEST_F(OneEngineTest, ALateContributionWantsACycleAndIsReportedInEach) {
@@ -1505,10 +1482,9 @@ TEST_F(OneEngineTest, ALateContributionWantsACycleAndIsReportedInEach) {
   EXPECT_TRUE(Arrive()->done);
   EXPECT_TRUE(engine_.WantsCycle(Now(), kNever));
   for (int i = 0; i < 2; ++i) {
-    const Report report = ReportAt(Now());
-    ASSERT_EQ(report.items.size(), 1u);
-    EXPECT_EQ(report.items[0].kind, Report::Item::Kind::kPending);
-    EXPECT_EQ(report.items[0].gradients, 1);
+    const Report::Item item = ItemNow();
+    EXPECT_EQ(item.kind, Report::Item::Kind::kPending);
+    EXPECT_EQ(item.gradients, 1);
     EXPECT_FALSE(engine_.WantsCycle(Now(), kNever)) << "once is enough, if nothing else happens";
   }
 }
@@ -1518,9 +1494,7 @@ TEST_F(OneEngineTest, ARoundThatRunsIsReportedAndWhatCameMeanwhileWantsACycle) {
   ReportAt(Now());
   CloseRound(false, 0);
   Arrive();
-  const Report report = ReportAt(Now());
-  ASSERT_EQ(report.items.size(), 1u);
-  EXPECT_EQ(report.items[0].kind, Report::Item::Kind::kRunning);
+  EXPECT_EQ(ItemNow().kind, Report::Item::Kind::kRunning);
   EXPECT_FALSE(engine_.WantsCycle(Now(), kNever));
   engine_.Finished(handle_, "");
   EXPECT_TRUE(engine_.WantsCycle(Now(), kNever)) << "to announce what is pending";
@@ -1620,10 +1594,9 @@ class ReadyGroupsTest : public OneEngineTest {
 TEST_F(ReadyGroupsTest, AnArrivalIsReportedOnce) {
   const auto operation = ArriveAfterRoundZero();
   EXPECT_TRUE(engine_.WantsCycle(Now(), kNever));
-  const Report report = ReportAt(Now());
-  ASSERT_EQ(report.items.size(), 1u);
-  EXPECT_EQ(report.items[0].kind, Report::Item::Kind::kArrival);
-  EXPECT_FALSE(report.items[0].declaration);
+  const Report::Item item = ItemNow();
+  EXPECT_EQ(item.kind, Report::Item::Kind::kArrival);
+  EXPECT_FALSE(item.declaration);
   EXPECT_FALSE(engine_.WantsCycle(Now(), kNever));
   EXPECT_TRUE(ReportAt(Now()).items.empty()) << "an arrival is an event";
 }
@@ -1632,15 +1605,15 @@ TEST_F(ReadyGroupsTest, WhoIsNoMemberGetsAnEntryWithoutData) {
   const auto operation = ArriveAfterRoundZero();
   ReportAt(Now());
   EXPECT_CALL(transport_, Place(_, _, _,
-                                testing::AllOf(testing::Field(&Bucket::Entry::member, false),
-                                               testing::Field(&Bucket::Entry::input, testing::IsNull()))));
+                                AllOf(testing::Field(&Bucket::Entry::member, false),
+                                      testing::Field(&Bucket::Entry::input, testing::IsNull()))));
   CloseGroup({kNoGroup, 0});
   EXPECT_FALSE(operation->done);
   testing::Mock::VerifyAndClearExpectations(&transport_);
   EXPECT_CALL(transport_, Place(_, _, _,
-                                testing::AllOf(testing::Field(&Bucket::Entry::member, true),
-                                               testing::Field(&Bucket::Entry::input, values_.data()),
-                                               testing::Field(&Bucket::Entry::output, values_.data()))));
+                                AllOf(testing::Field(&Bucket::Entry::member, true),
+                                      testing::Field(&Bucket::Entry::input, values_.data()),
+                                      testing::Field(&Bucket::Entry::output, values_.data()))));
   CloseGroup({0, kNoGroup});
   engine_.Finished(handle_, "");
   EXPECT_TRUE(operation->done);

@@ -272,9 +272,7 @@ class Models:
         torch.manual_seed(0)
         self._parameter = torch.nn.Parameter(torch.randn(1000))
         self._optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD([self._parameter], lr=0.01),
-            sync=MODELS[scene.policy](),
-            process_set=scene.process_set,
+            torch.optim.SGD([self._parameter], lr=0.01), sync=MODELS[scene.policy](), process_set=scene.process_set
         )
 
     def step(self, number: int) -> None:

@@ -95,14 +95,8 @@ PLACES = {
         "2 0 0 2 0 2, 1 1 0 2 1 2, 1 2 1 2 0 2, 2 3 1 2 1 2",
     ),
     "three nodes": ("srun -N3 -n3 PROGRAM", "1 0 0 1 0 3, 2 1 0 1 1 3, 3 2 0 1 2 3"),
-    "one of the job's nodes": (
-        "salloc -N3 -n9 srun -N1 -w host2 -n3 PROGRAM",
-        "2 0 0 3 0 1, 2 1 1 3 0 1, 2 2 2 3 0 1",
-    ),
-    "two components": (
-        "srun -w host1 -n2 PROGRAM : -w host2 -n1 PROGRAM",
-        "1 0 0 2 0 2, 1 1 1 2 0 1, 2 2 0 1 1 2",
-    ),
+    "one of the job's nodes": ("salloc -N3 -n9 srun -N1 -w host2 -n3 PROGRAM", "2 0 0 3 0 1, 2 1 1 3 0 1, 2 2 2 3 0 1"),
+    "two components": ("srun -w host1 -n2 PROGRAM : -w host2 -n1 PROGRAM", "1 0 0 2 0 2, 1 1 1 2 0 1, 2 2 0 1 1 2"),
 }
 
 

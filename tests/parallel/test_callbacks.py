@@ -169,9 +169,8 @@ def test_momentum_follows_the_learning_rate(world: World, corrected: bool) -> No
             kernel = kernel + velocity
         return values([kernel])
 
-    schedule = hvd.callbacks.LearningRateScheduleCallback(
-        0.1, lambda epoch: 0.2 if epoch else 1.0, momentum_correction=corrected
-    )
+    factor = lambda epoch: 0.2 if epoch else 1.0
+    schedule = hvd.callbacks.LearningRateScheduleCallback(0.1, factor, momentum_correction=corrected)
     expected = train([], {STEPS: 0.9 * 0.2} if corrected else {})
     assert train([schedule], None)[0] == pytest.approx(expected[0], abs=1e-5)
 
@@ -283,9 +282,8 @@ def test_replicas_are_compared(world: World, sync: str) -> None:
         momentum = model.optimizer.variables[-1]
         momentum.assign(momentum * 1.001)
     hvd.assert_replicas_equal(model)
-    with pytest.raises(
-        AssertionError, match=r"1 of \d+ tensors: optimizer's variable \S*momentum .* of rank\(s\) 1 is not"
-    ):
+    told = r"1 of \d+ tensors: optimizer's variable \S*momentum .* of rank\(s\) 1 is not"
+    with pytest.raises(AssertionError, match=told):
         hvd.assert_replicas_equal(model, model.optimizer)
 
 
@@ -305,11 +303,17 @@ def test_a_sync_makes_models_equal(world: World, when: dict[str, int]) -> None:
     world.same(values(model.weights))  # BatchNorm's statistics too
 
 
-def test_a_sync_is_the_mean(world: World) -> None:
+def syncing(world: World) -> tuple[keras.Model, keras.callbacks.Callback]:
+    """A model of the rank's own, and the callback that averages it after each step."""
     model = make_model(world.rank)
     model.compile("sgd", "mse")
     callback = hvd.callbacks.ModelSyncCallback(every_n_steps=1)
     callback.set_model(model)
+    return model, callback
+
+
+def test_a_sync_is_the_mean(world: World) -> None:
+    model, callback = syncing(world)
     means = np.mean(np.array(world.gather(model.get_weights()[0].tolist())), 0)
     callback.on_train_batch_end(0)
     assert np.allclose(model.get_weights()[0], means, atol=1e-6)
@@ -317,10 +321,7 @@ def test_a_sync_is_the_mean(world: World) -> None:
 
 @pytest.mark.usefixtures("heals")
 def test_a_late_rank_leaves_an_old_average_out(world: World) -> None:
-    model = make_model(world.rank)
-    model.compile("sgd", "mse")
-    callback = hvd.callbacks.ModelSyncCallback(every_n_steps=1)
-    callback.set_model(model)
+    model, callback = syncing(world)
     callback.on_train_batch_end(0)
     if world.rank == 0:
         callback.on_train_batch_end(1)  # while all others are out of training

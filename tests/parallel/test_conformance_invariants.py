@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,10 +28,8 @@ def test_i1_exactly_once(front: Front, world: World, policy: str) -> None:
     generator = np.random.default_rng(rng.randrange(2**32))
     names = [world.name(f"bucket.{index}") for index in range(3)]
     # Each bucket by two operations: a rank brings to it in place, or not.
-    operations = [
-        [front.bind(in_place=in_place, name=name, op=front.hvd.Sum, sync=policy) for in_place in (False, True)]
-        for name in names
-    ]
+    options = {"op": front.hvd.Sum, "sync": policy}
+    operations = [[front.bind(in_place=in_place, name=name, **options) for in_place in (False, True)] for name in names]
     submitted, delivered = np.zeros((3, 7), np.int64), np.zeros((3, 7), np.int64)
     for step in range(steps):
         delay(rng)
@@ -90,30 +89,29 @@ def test_i2_one_result(front: Front, world: World, policy: str) -> None:
     assert not differing
 
 
-@pytest.mark.parametrize("policy", ["solo", "majority", "quorum:3", "quorum:1.0"])
-def test_i3_quorum(front: Front, world: World, policy: str) -> None:
+def stats_of(front: Front, world: World, policy: str) -> dict[str, Any]:
+    """What is told of a bucket in which ranks have arrived with delays."""
     rng = random.Random(world.random().random() + world.rank)
-    quorum = {"solo": 1, "majority": (world.size + 1) // 2, "quorum:3": min(3, world.size), "quorum:1.0": world.size}
     begin = front.bind(name=world.name(), sync=policy)
     for _ in range(STEPS):
         delay(rng)
         begin(front.tensor(np.ones(3))).end()
     front.hvd.flush()
-    stats = world.same(front.hvd.partial_stats()[world.name()]["fresh_histogram"])
-    closed_by = front.hvd.partial_stats()[world.name()]["closed_by"]
-    exempt = sum(closed_by.get(reason, 0) for reason in ("liveness", "flush", "end"))
-    assert sum(count for fresh, count in stats.items() if fresh < quorum[policy]) <= exempt
+    return front.hvd.partial_stats()[world.name()]
+
+
+@pytest.mark.parametrize("policy", ["solo", "majority", "quorum:3", "quorum:1.0"])
+def test_i3_quorum(front: Front, world: World, policy: str) -> None:
+    quorum = {"solo": 1, "majority": (world.size + 1) // 2, "quorum:3": min(3, world.size), "quorum:1.0": world.size}
+    stats = stats_of(front, world, policy)
+    histogram = world.same(stats["fresh_histogram"])
+    exempt = sum(stats["closed_by"].get(reason, 0) for reason in ("liveness", "flush", "end"))
+    assert sum(count for fresh, count in histogram.items() if fresh < quorum[policy]) <= exempt
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_i4_staleness(front: Front, world: World, bound: int) -> None:
-    rng = random.Random(world.random().random() + world.rank)
-    begin = front.bind(name=world.name(), sync=f"solo:max_staleness={bound}")
-    for _ in range(STEPS):
-        delay(rng)
-        begin(front.tensor(np.ones(3))).end()
-    front.hvd.flush()
-    stats = front.hvd.partial_stats()[world.name()]
+    stats = stats_of(front, world, f"solo:max_staleness={bound}")
     staleness = world.same(stats["staleness_histogram"])
     exempt = stats["closed_by"].get("liveness", 0)
     assert sum(count for rounds, count in staleness.items() if rounds > bound) <= exempt * world.size

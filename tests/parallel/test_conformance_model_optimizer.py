@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from harness.matrix import alone
 from harness.models import FOR_EVER, everybody_averages
-from harness.trainers import Trainer, linear, network, optimizers
+from harness.trainers import Trainer, linear, near, network, optimizers
 from harness.world import World
 
 from horovod_partial import _core
@@ -22,10 +22,6 @@ from horovod_partial.policies import Butterfly, GroupAverage, PartialReduce, Wei
 pytestmark = optimizers
 KINDS = {"group": GroupAverage(2), "ready": PartialReduce(2), "weighted": WeightedAverage(2, 0.9)}
 kinds = pytest.mark.parametrize("policy", KINDS)
-
-
-def near(numbers: list[float], tolerance: float = 1e-5) -> Any:
-    return pytest.approx(numbers, abs=tolerance)
 
 
 class ByHand:
@@ -40,9 +36,8 @@ class ByHand:
         shares = shares or [1 / len(ranks)] * len(ranks)
         everybody = self.world.gather(self.training.values())
         models = [[np.array(values) for values in everybody[rank]] for rank in ranks]
-        self.training.assign(
-            [sum(share * one for share, one in zip(shares, same, strict=True)) for same in zip(*models, strict=True)]
-        )
+        means = [np.tensordot(shares, same, 1) for same in zip(*models, strict=True)]
+        self.training.assign(means)
         return self.training.weights()
 
 

@@ -249,10 +249,7 @@ def test_wrong_arguments(front: Front, world: World) -> None:
             "average, overlap of a policy cannot be used with hvd.average",
         ),
         ("float32", group | {"steps": 1}, r"steps must be left out under GroupAverage\("),
-        *(
-            ("float32", weighted | {"steps": steps}, "steps must be an int, 0 or more")
-            for steps in (None, -1, 1.5, True)
-        ),
+        *(("float32", weighted | {"steps": n}, "steps must be an int, 0 or more") for n in (None, -1, 1.5, True)),
         ("float32", weighted | {"steps": 2**31}, "steps must be an int, 0 or more and below"),
     ]
     for dtype, options, text in cases:

@@ -11,35 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 from harness.arguments import NONSENSE, check_nonsense, check_refusals
-from harness.matrix import alone
-from harness.trainers import (
-    EVERYBODY,
-    Scripted,
-    Trainer,
-    batch,
-    joined,
-    linear,
-    network,
-    optimizers,
-    table,
-)
-from harness.world import World, delay
+from harness.matrix import alone, long_cases
+from harness.trainers import EVERYBODY, Scripted, Trainer, batch, joined, linear, near, network, optimizers, table
+from harness.world import World, delay, expected_sum
 
 on_time = pytest.mark.parametrize("policy", ["full", EVERYBODY])
-LONG = pytest.mark.full_matrix
 
 
-def total(world: World) -> int:
-    """Of what all ranks give in, which is their number counted from 1."""
-    return sum(rank + 1 for rank in world.ranks)
+OF_MODELS = ["group_average:2", "partial_reduce:2", "weighted_average:2,contraction=0.9"]
 
 
 def zeros(*sizes: int) -> list[np.ndarray]:
     return [np.zeros(size) for size in sizes]
-
-
-def near(numbers: list[float], tolerance: float = 1e-5) -> Any:
-    return pytest.approx(numbers, abs=tolerance)
 
 
 # --- As one process would ---------------------------------------------------------------------------------------------
@@ -96,18 +79,17 @@ def test_predivide_factor_and_sum(trainer: Trainer, world: World, policy: str) -
     for options, factor in (({"gradient_predivide_factor": 4.0}, 1 / world.size), ({"op": trainer.hvd.Sum}, 1.0)):
         one = trainer.training(world, policy, "unit", linear, zeros(3), **options)
         one.step(np.full(3, world.rank + 1.0))
-        assert one.weights() == near([-factor * total(world)] * 3)
+        assert one.weights() == near([-factor * expected_sum(world)] * 3)
 
 
 @on_time
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_parameters_without_a_gradient(trainer: Trainer, world: World, policy: str) -> None:
-    one, expected = (
-        trainer.training(world, sync, "momentum", linear, [*zeros(2), np.ones(2)]) for sync in (policy, None)
-    )
+    arrays = [*zeros(2), np.ones(2)]
+    one, expected = (trainer.training(world, sync, "momentum", linear, arrays) for sync in (policy, None))
     for _ in range(2):
         one.step(np.full(2, world.rank + 1.0))
-        expected.step(np.full(2, total(world) / world.size))
+        expected.step(np.full(2, expected_sum(world) / world.size))
     assert one.weights() == near(expected.weights())
     assert one.values()[1] == [1.0] * 2
 
@@ -123,7 +105,7 @@ def test_parameters_without_a_gradient(trainer: Trainer, world: World, policy: s
 def test_dtypes(trainer: Trainer, world: World, policy: str, dtypes: list[str]) -> None:
     one = trainer.training(world, policy, "unit", linear, zeros(3, 2, 4), dtypes)
     one.step(*(np.full(size, world.rank + 1.0) for size in (3, 2, 4)))
-    assert one.weights() == [-total(world) / world.size] * 9
+    assert one.weights() == [-expected_sum(world) / world.size] * 9
 
 
 @pytest.mark.trainers("torch", "keras_eager", "keras_graph", "tape_eager", "tape_graph")
@@ -172,9 +154,7 @@ def test_one_optimizer_after_another(trainer: Trainer, world: World) -> None:
 
 
 @optimizers
-@pytest.mark.parametrize(
-    "policy", ["full", "solo", EVERYBODY, "group_average:2", "partial_reduce:2", "weighted_average:2,contraction=0.9"]
-)
+@pytest.mark.parametrize("policy", ["full", "solo", EVERYBODY, *OF_MODELS])
 def test_flush_before_the_first_step(trainer: Trainer, world: World, policy: str) -> None:
     one = trainer.training(world, policy)
     before = one.weights()
@@ -182,7 +162,7 @@ def test_flush_before_the_first_step(trainer: Trainer, world: World, policy: str
     assert one.weights() == before
 
 
-@pytest.mark.parametrize("policy", ["solo", "majority", *(pytest.param(p, marks=LONG) for p in ("quorum:0.75",))])
+@pytest.mark.parametrize("policy", ["solo", "majority", *long_cases("quorum:0.75")])
 @optimizers
 def test_learns(trainer: Trainer, world: World, policy: str) -> None:
     def loss(trainer: Trainer, parameters: Any, x: Any) -> Any:
@@ -206,7 +186,7 @@ def test_learns(trainer: Trainer, world: World, policy: str) -> None:
     [{}, {"passes": 2}, {"compression": "fp16"}, {"groups": 2}],
     ids=["plain", "accumulated", "compressed", "two buckets"],
 )
-@pytest.mark.parametrize("policy", ["solo", "majority", *(pytest.param(p, marks=LONG) for p in ("majority:random",))])
+@pytest.mark.parametrize("policy", ["solo", "majority", *long_cases("majority:random")])
 def test_every_gradient_is_applied_once(trainer: Trainer, world: World, policy: str, options: dict[str, Any]) -> None:
     """Of plain SGD, which adds them up, whoever was late."""
     if "compression" in options:
@@ -304,9 +284,7 @@ def test_gradients_of_one_rank_that_are_not_finite(trainer: Trainer, world: Worl
 @optimizers
 @pytest.mark.parametrize("clip", [None, 0.05])
 @pytest.mark.parametrize("policy", ["solo", "majority"])
-def test_gradients_that_are_not_finite_with_late_ranks(
-    trainer: Trainer, world: World, policy: str, clip: float | None
-) -> None:
+def test_gradients_that_are_not_finite_and_late(trainer: Trainer, world: World, policy: str, clip: Any) -> None:
     one = trainer.training(world, policy, scale=64.0, clip=clip)
     rng = random.Random(world.random().random() + world.rank)
     for number in range(8):
@@ -365,9 +343,8 @@ def test_arguments_of_a_wrong_kind(trainer: Trainer, world: World, policy: str) 
     if policy == "group_average:2" and trainer.is_tape:
         pytest.skip("a tape averages no models")
     names = trainer.arguments + ("" if policy == "group_average:2" else trainer.arguments_of_gradients)
-    check_nonsense(
-        lambda **wrong: trainer.wrap(**({"sync": policy} | wrong)), {name: NONSENSE[name] for name in names.split()}
-    )
+    nonsense = {name: NONSENSE[name] for name in names.split()}
+    check_nonsense(lambda **wrong: trainer.wrap(**({"sync": policy} | wrong)), nonsense)
 
 
 def check_that_the_job_goes_on(trainer: Trainer, world: World) -> None:

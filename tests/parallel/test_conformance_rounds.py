@@ -28,9 +28,7 @@ def test_round_0_waits_for_every_rank(front: Front, world: World) -> None:
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_late_rank_gets_the_result_at_once_and_delivers_in_its_next_round(
-    front: Front, world: World, late: int
-) -> None:
+def test_late_rank_gets_the_result_at_once_and_delivers_with_its_next(front: Front, world: World, late: int) -> None:
     script = Script(front, world, sync=all_but(late, world))
     script.first()
     if world.rank == late:

@@ -23,14 +23,14 @@ OTHER_POLICIES = {"work_sharing": ("work_sharing",), "two_kinds": (*POLICIES, "w
 NEEDS = {"accelerate_loop": "accelerate", "lightning_loop": "lightning"}  # beside what the other recipes need
 
 
-@pytest.mark.parametrize(
-    ("recipe", "policy"), [(recipe, policy) for recipe in RECIPES for policy in OTHER_POLICIES.get(recipe, POLICIES)]
-)
+CASES = [(recipe, policy) for recipe in RECIPES for policy in OTHER_POLICIES.get(recipe, POLICIES)]
+
+
+@pytest.mark.parametrize(("recipe", "policy"), CASES)
 def test_recipe(world: World, monkeypatch: pytest.MonkeyPatch, recipe: str, policy: str) -> None:
     if package := NEEDS.get(recipe):
-        pytest.importorskip(
-            package, reason=f"{recipe}.py needs {package}, which is not installed", exc_type=ImportError
-        )
+        reason = f"{recipe}.py needs {package}, which is not installed"
+        pytest.importorskip(package, reason=reason, exc_type=ImportError)
     monkeypatch.setattr(sys, "path", [str(COOKBOOK), *sys.path])
     for name in (recipe, "data"):  # the cookbook of the other framework has modules of these names
         monkeypatch.delitem(sys.modules, name, raising=False)

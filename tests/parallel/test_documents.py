@@ -47,9 +47,8 @@ def cases(chosen: Sequence[Block]) -> Any:
 
 def python(where: str) -> Any:
     """The blocks of Python that run on the ranks of a framework."""
-    return cases(
-        [block for block in BLOCKS if (block.rule, block.language) == ("run", "python") and framework(block) == where]
-    )
+    programs = [block for block in BLOCKS if (block.rule, block.language) == ("run", "python")]
+    return cases([block for block in programs if framework(block) == where])
 
 
 def run(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,13 +70,10 @@ def prepare(folder: Path) -> None:
 @cases(BLOCKS)
 def test_every_block_has_a_rule(block: Block) -> None:
     assert block.language in {*CHECKS, "text"}, f"{block}: no test knows the language `{block.language}`"
-    assert block.rule, (
-        f"{block}: put a comment before it that says how it is tested; {Path(commands.__file__).parent}/documents.py has them"
-    )
+    rules = Path(commands.__file__).parent / "documents.py"
+    assert block.rule, f"{block}: put a comment before it that says how it is tested; {rules} has them"
     assert not block.preamble or block.preamble.is_file(), f"{block}: there is no {block.preamble}"
-    assert block.rule == "check" or block.language in ("python", "sh"), (
-        f"{block}: `{block.language}` can only be checked"
-    )
+    assert block.rule == "check" or block.language in ("python", "sh"), f"{block}: its language can only be checked"
     assert block.detail or block.rule == "run", f"{block}: say why it is not run"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -236,9 +236,8 @@ def test_loaders_take_turns(world: World) -> None:
         for _ in training.loop():
             pass
     made = training.gather()
-    assert {key: each for key, each in made.items() if each[0] < 1000} == (
-        training.planned(0) | training.planned(0, UPDATES + 2)
-    )
+    of_first = {key: each for key, each in made.items() if each[0] < 1000}
+    assert of_first == training.planned(0) | training.planned(0, UPDATES + 2)
     assert once({key: each for key, each in made.items() if each[0] >= 1000}) == sorted(2 * [int(x) for x in data])
     assert training.optimizer.rounds == 2 * (UPDATES + 2)
 
@@ -286,9 +285,7 @@ def test_a_hook_sees_its_update(world: World) -> None:
 def test_pins_what_it_loads_as_workers_do(world: World) -> None:
     training = Training(world, "training")
     many: Any = torch.utils.data.Subset(Numbers(100), range(training.samples))  # which has `__getitems__`
-    data = DataLoader(
-        many, batch_sampler=training.sampler, collate_fn=lambda items: torch.tensor(items), pin_memory=True
-    )
+    data = DataLoader(many, batch_sampler=training.sampler, collate_fn=torch.tensor, pin_memory=True)
     training.loader = DynamicShardingLoader(data, training.optimizer)
     batch = next(iter(training.loader))
     assert batch.is_pinned() == torch.cuda.is_available()
@@ -298,12 +295,10 @@ def test_pins_what_it_loads_as_workers_do(world: World) -> None:
 @alone
 def test_each_batch_has_one_step(world: World) -> None:
     training = Training(world, "training")
-    with pytest.raises(RuntimeError, match="no micro-batch has begun here"):
-        training.weight.sum().backward()
-    with pytest.raises(RuntimeError, match="no micro-batch has begun here"):
-        training.optimizer.step()
-    with pytest.raises(RuntimeError, match="no micro-batch has begun here"):
-        micro_batch_seed(training.optimizer)
+    backward = lambda: training.weight.sum().backward()
+    for call in (backward, training.optimizer.step, lambda: micro_batch_seed(training.optimizer)):
+        with pytest.raises(RuntimeError, match="no micro-batch has begun here"):
+            call()
     with pytest.raises(RuntimeError, match="no step was taken with the last batch"):
         for _ in training.loader:
             pass
@@ -330,20 +325,22 @@ def test_refuses_what_does_not_fit(world: World) -> None:
         return hvd.DistributedOptimizer(torch.optim.SGD([training.weight], lr=0.1), **options)
 
     shared = {"backward_passes_per_step": PASSES, "sync": "work_sharing"}
-    with pytest.raises(ValueError, match="loader must be a DataLoader with batch_sampler"):
-        DynamicShardingLoader(DataLoader(numbers), wrap(**shared))
-    with pytest.raises(
-        ValueError, match="backward_passes_per_step of the sampler must be 2, as of the optimizer, not 3"
-    ):
-        DynamicShardingLoader(loader(passes=3), wrap(**shared))
-    with pytest.raises(ValueError, match="optimizer of DynamicShardingLoader must be"):
-        DynamicShardingLoader(loader(), wrap(sync="full"))
-    with pytest.raises(ValueError, match="optimizer of micro_batch_seed must be"):
-        micro_batch_seed(torch.optim.SGD([training.weight], lr=0.1))
-    with pytest.raises(ValueError, match="base must be an int of 64 bits"):
-        micro_batch_seed(training.optimizer, 1.5)  # type: ignore[arg-type]
     stepped = wrap(**shared)
     for _ in range(PASSES):
         stepped.step()
-    with pytest.raises(ValueError, match="the optimizer has taken steps without a DynamicShardingLoader"):
-        DynamicShardingLoader(loader(), stepped)
+    passes = "backward_passes_per_step of the sampler must be 2, as of the optimizer, not 3"
+    cases: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
+        (
+            DynamicShardingLoader,
+            (DataLoader(numbers), wrap(**shared)),
+            "loader must be a DataLoader with batch_sampler",
+        ),
+        (DynamicShardingLoader, (loader(passes=3), wrap(**shared)), passes),
+        (DynamicShardingLoader, (loader(), wrap(sync="full")), "optimizer of DynamicShardingLoader must be"),
+        (DynamicShardingLoader, (loader(), stepped), "the optimizer has taken steps without a DynamicShardingLoader"),
+        (micro_batch_seed, (torch.optim.SGD([training.weight], lr=0.1),), "optimizer of micro_batch_seed must be"),
+        (micro_batch_seed, (training.optimizer, 1.5), "base must be an int of 64 bits"),
+    ]
+    for call, arguments, text in cases:
+        with pytest.raises(ValueError, match=text):
+            call(*arguments)

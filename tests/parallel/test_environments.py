@@ -6,7 +6,7 @@ import pytest
 import torch
 from harness.buckets import collect
 from harness.matrix import TRANSPORTS, WITH_TWO_RANKS, bare
-from harness.torch_training import make_model, train, weights, wrap
+from harness.torch_training import train, weights, wrapped
 from harness.world import World
 
 import horovod_partial.torch as hvd
@@ -26,12 +26,8 @@ def partial_rounds_beside_horovods_collectives(world: World) -> None:
     names = [world.name(str(index)) for index in range(3)]
     delivered = [torch.zeros(50, dtype=torch.int64) for _ in names]
     for step in range(15):
-        handles = [
-            hvd.partial_allreduce_async(
-                torch.full((50,), 100 * step + world.rank), name=name, op=hvd.Sum, sync="majority"
-            )
-            for name in names
-        ]
+        own = torch.full((50,), 100 * step + world.rank)
+        handles = [hvd.partial_allreduce_async(own, name=name, op=hvd.Sum, sync="majority") for name in names]
         group = hvd.grouped_allreduce([torch.ones(4), torch.ones(8)], name=world.name("group"), op=hvd.Sum)
         assert [tensor[0].item() for tensor in group] == [world.size] * 2
         rows = hvd.allgather(torch.full((1, 2), world.rank), name=world.name("rows"))
@@ -47,8 +43,7 @@ def partial_rounds_beside_horovods_collectives(world: World) -> None:
 
 
 def training(world: World, policy: str) -> None:
-    model = make_model()
-    optimizer = wrap(model, policy, groups=2)
+    model, optimizer = wrapped(policy, groups=2)
     train(world, optimizer, model, 20)
     optimizer.flush()
     everybody = world.gather(weights(model))

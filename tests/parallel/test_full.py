@@ -59,9 +59,8 @@ def test_steps_that_a_scaler_skips(world: World, options: dict[str, Any]) -> Non
     """Horovod's flag of reduced gradients stays up behind them, so that the next ones would not be reduced."""
     model = torch.nn.Linear(4, 2)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=100)
-    optimizer: Any = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), grad_scaler=scaler, **options
-    )
+    bare = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer: Any = hvd.DistributedOptimizer(bare, model.named_parameters(), grad_scaler=scaler, **options)
     hvd.broadcast_parameters(model.state_dict(), 0)
     reductions = []
     synchronize = optimizer.synchronize
@@ -70,10 +69,8 @@ def test_steps_that_a_scaler_skips(world: World, options: dict[str, Any]) -> Non
     for step in range(8):
         optimizer.zero_grad()
         for _ in range(optimizer.backward_passes_per_step):
-            huge = step in skipped and world.rank == 1
-            scaler.scale(
-                model(torch.full((3, 4), 1e38 if huge else float(world.rank + step))).square().mean()
-            ).backward()
+            value = 1e38 if step in skipped and world.rank == 1 else float(world.rank + step)
+            scaler.scale(model(torch.full((3, 4), value)).square().mean()).backward()
         before = model.weight.clone()
         scaler.step(optimizer)
         scaler.update()
@@ -85,9 +82,7 @@ def test_steps_that_a_scaler_skips(world: World, options: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize(("sync", "recipe"), [("full", "PyTorch's"), ("full", "Horovod's"), ("majority", "Horovod's")])
 @pytest.mark.parametrize("options", [{}, {"fused": True}], ids=["plain", "fused"])
-def test_a_scaler_that_the_optimizer_does_not_know(
-    world: World, sync: str, recipe: str, options: dict[str, Any]
-) -> None:
+def test_a_scaler_that_the_optimizer_does_not_know(world: World, sync: str, recipe: str, options: dict) -> None:
     """Horovod's recipe works with `Full`. Else every rank raises before anything is applied."""
     model = torch.nn.Linear(4, 2)
     scaler = torch.amp.GradScaler("cpu")

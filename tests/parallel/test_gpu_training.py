@@ -16,10 +16,7 @@ from typing import Any
 import pytest
 import torch
 from harness.matrix import OVER_MPI, STEADY, scripted
-from harness.torch_training import (
-    batch,
-    weights,
-)
+from harness.torch_training import batch, take_step, weights
 from harness.trainers import EVERYBODY
 from harness.whole_jobs import Job
 from harness.world import World
@@ -112,9 +109,8 @@ def train(
     """
     optimizer = wrap(model, policy, make)
     for number in with_a_late_rank(world, policy):
-        x, y = batch(world.rank, number)
         optimizer.zero_grad()
-        backward(x, y) if backward else loss_of(model, x, y).backward()
+        (backward or (lambda x, y: loss_of(model, x, y).backward()))(*batch(world.rank, number))
         optimizer.step()
     return check(world, policy, model, optimizer)
 
@@ -173,13 +169,6 @@ def test_a_compiled_model(world: World, backend: str, policy: str) -> None:
         assert compiled == pytest.approx(run(False), abs=0.0 if device_type() == "cpu" else 1e-4)
 
 
-def images(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1000 * rank + step)
-    x = torch.randn(4, 3, 8, 8, generator=generator, device="cpu")
-    y = torch.randn(4, 2, generator=generator, device="cpu")
-    return x.to(torch.get_default_device()), y.to(torch.get_default_device())
-
-
 @policies
 @pytest.mark.parametrize("fused", [False, True])
 def test_channels_last(world: World, policy: str, fused: bool) -> None:
@@ -197,7 +186,7 @@ def test_channels_last(world: World, policy: str, fused: bool) -> None:
         optimizer = wrap(model, policy, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, fused=fused))
         filters = [parameter for parameter in model.parameters() if parameter.dim() == 4]
         for number in with_a_late_rank(world, policy):
-            x, y = images(world.rank, number)
+            x, y = batch(world.rank, number, (4, 3, 8, 8), (4, 2))
             optimizer.zero_grad()
             loss_of(model, x.contiguous(memory_format=memory_format), y).backward()
             assert all(p.grad.is_contiguous(memory_format=memory_format) for p in filters)
@@ -227,9 +216,8 @@ def test_mixed_precision(world: World, policy: str, dtype: str, fused: bool) -> 
             growth_interval=3,
             enabled=dtype == "float16",
         )
-        optimizer = wrap(
-            model, policy, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=fused), grad_scaler=scaler
-        )
+        make = lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=fused)
+        optimizer = wrap(model, policy, make, grad_scaler=scaler)
         for number in with_a_late_rank(world, policy):
             x, y = batch(world.rank, number)
             optimizer.zero_grad()
@@ -310,9 +298,7 @@ def test_forked_data_loaders(world: World, policy: str, persistent: bool) -> Non
         batches = (batch for _ in range(2) for batch in loader)
         for _ in with_a_late_rank(world, policy):
             x, y = (part.to(device, non_blocking=True) for part in next(batches))
-            optimizer.zero_grad()
-            loss_of(model, x, y).backward()
-            optimizer.step()
+            take_step(optimizer, lambda x=x, y=y: loss_of(model, x, y))
         assert next(batches, None) is None
         check(world, policy, model, optimizer)
 
@@ -350,9 +336,7 @@ def test_steps_on_a_side_stream(world: World, policy: str) -> None:
         for number in with_a_late_rank(world, policy):
             x, y = batch(world.rank, number)
             torch.cuda._sleep(CYCLES)
-            optimizer.zero_grad()
-            loss_of(model, x, y).backward()
-            optimizer.step()
+            take_step(optimizer, lambda x=x, y=y: loss_of(model, x, y))
     torch.cuda.current_stream().wait_stream(side)
     result = check(world, policy, model, optimizer)
     if policy == EVERYBODY:
@@ -420,9 +404,8 @@ def test_rounds_go_on_while_a_rank_captures(world: World) -> None:
     for number in range(STEPS):
         if late and number == 2:
             # Other threads may go on with CUDA in this mode alone.
-            backward = Graph(
-                model, lambda: world.wait_for("rank 0 is ahead"), capture_error_mode="thread_local"
-            ).backward
+            during = lambda: world.wait_for("rank 0 is ahead")
+            backward = Graph(model, during, capture_error_mode="thread_local").backward
         optimizer.zero_grad()
         backward(*batch(world.rank, number))
         optimizer.step()
@@ -464,9 +447,7 @@ def test_results_on_the_time_of_the_gpu_are_refused(world: World) -> None:
             wrap(model, policy)
     optimizer = wrap(model, "full")  # Horovod's own, which has it
     for number in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(model, *batch(world.rank, number)).backward()
-        optimizer.step()
+        take_step(optimizer, lambda number=number: loss_of(model, *batch(world.rank, number)))
     world.same(weights(model))
 
 
@@ -478,8 +459,6 @@ def test_every_rank_is_told_of_a_gpu_without_memory(job: Job) -> None:
     assert job.run("full_gpu", str(late), str(BYTES)) != 0
     errors = job.notes("error")
     assert len(errors) == job.setup.ranks, job.output()
-    expected = (
-        rf"rank {late} has failed: rank {late} could not keep what belongs to bucket: GPU \d+ has no {BYTES} bytes left"
-    )
+    cause = rf"rank {late} could not keep what belongs to bucket: GPU \d+ has no {BYTES} bytes left"
     for error in errors.values():
-        assert re.search(expected, error)
+        assert re.search(f"rank {late} has failed: {cause}", error)

@@ -105,9 +105,8 @@ def test_a_process_set_of_one_rank(world: World, kind: str) -> None:
     """Its rounds close without anybody else's list of requests."""
     sets = [hvd.add_process_set([rank]) for rank in world.ranks]
     own = sets[world.rank]
-    calls = (
-        [{"policy": hvd.GroupAverage()}, {"policy": hvd.PartialReduce(2)}] if kind == "average" else [{"sync": "solo"}]
-    )
+    of_models = [{"policy": policy} for policy in (hvd.GroupAverage(), hvd.PartialReduce(2))]
+    calls = of_models if kind == "average" else [{"sync": "solo"}]
     for number, options in enumerate(calls):
         name = world.name(str(number))
         for step in range(4):
@@ -211,9 +210,8 @@ def test_every_period_th_round_all_are_equal(world: World) -> None:
         info, result = end(world, begin(world, policy))
         seen.append((info, result))
         full = info.round == 0 or (info.round + 1) % period == 0
-        assert info.members == (
-            tuple(world.ranks) if full else group_of(world.rank, groups.groups(info.round, world.size))
-        )
+        group = group_of(world.rank, groups.groups(info.round, world.size))
+        assert info.members == (tuple(world.ranks) if full else group)
         assert not (full and info.late)
     assert seen[-1][0].round == last
     same_within_groups(world, seen)
@@ -386,9 +384,8 @@ def test_two_partial_reduces_beside_other_collectives(world: World) -> None:
         both = [one, two]
         rng.shuffle(both)
         handles = [models.start() for models in both]
-        partial = hvd.partial_allreduce_async(
-            torch.tensor([1.0]), name=world.name("partial"), op=hvd.Sum, sync="majority"
-        )
+        one_element = torch.tensor([1.0])
+        partial = hvd.partial_allreduce_async(one_element, name=world.name("partial"), op=hvd.Sum, sync="majority")
         if step % 4 == 2:
             full = hvd.allreduce(torch.tensor([step]), name=world.name("full"), op=hvd.Sum)
             assert full.item() == step * world.size
@@ -396,8 +393,8 @@ def test_two_partial_reduces_beside_other_collectives(world: World) -> None:
             models.end(handle)
         hvd.synchronize(partial)
     hvd.flush()
-    for models in (one, two):
-        models.check()
+    one.check()
+    two.check()
 
 
 # --- Weighted average -------------------------------------------------------------------------------------------------

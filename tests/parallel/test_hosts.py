@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from harness.torch_training import take_step
 from harness.whole_jobs import Job
 from harness.world import World
 
@@ -18,9 +19,7 @@ def test_policies_on_two_hosts(world: World) -> None:
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), sync=sync)
         hvd.broadcast_parameters(model.state_dict(), 0)
         for _ in range(10):
-            optimizer.zero_grad()
-            model(torch.randn(16, 3)).square().mean().backward()
-            optimizer.step()
+            take_step(optimizer, lambda model=model: model(torch.randn(16, 3)).square().mean())
         optimizer.flush()
         weights = hvd.allgather(model.weight.detach(), name=world.name("weights"))
         assert (weights - weights[0]).abs().max() == 0

@@ -7,17 +7,14 @@ import signal
 import time
 
 import pytest
+from harness.matrix import long_cases
 from harness.whole_jobs import HandStarted, Job
 
 # Each test here is a launch of its own, so the default run has few of them, with few ranks.
 pytestmark = pytest.mark.launch(ranks=(2,))
 LONG = pytest.mark.full_matrix
 MODEL_POLICIES = ["group_average", "partial_reduce:2", "weighted_average:4,0.99"]
-POLICIES = [
-    pytest.param("full", marks=LONG),
-    "solo",
-    *(pytest.param(policy, marks=LONG) for policy in ("majority", *MODEL_POLICIES)),
-]
+POLICIES = [*long_cases("full"), "solo", *long_cases("majority", *MODEL_POLICIES)]
 MAINLY_TORCH = pytest.mark.parametrize("program", ["train", pytest.param("train_keras", marks=LONG)])
 ELASTIC_PROGRAMS = pytest.mark.parametrize(
     ("program", "backend"),
@@ -53,7 +50,7 @@ def test_a_forked_child_ends_by_itself(job: Job) -> None:
     assert set(job.notes("child").values()) == {"0"}
 
 
-@pytest.mark.parametrize("policy", ["solo", *(pytest.param(policy, marks=LONG) for policy in ("full", "majority"))])
+@pytest.mark.parametrize("policy", ["solo", *long_cases("full", "majority")])
 @pytest.mark.full_matrix("gloo")
 @MAINLY_TORCH
 def test_after_a_flush_a_rank_ends_in_silence(job: Job, program: str, policy: str) -> None:
@@ -61,9 +58,7 @@ def test_after_a_flush_a_rank_ends_in_silence(job: Job, program: str, policy: st
     assert "this rank ends with" not in job.output()
 
 
-@pytest.mark.parametrize(
-    "policy", [MODEL_POLICIES[-1], *(pytest.param(policy, marks=LONG) for policy in ("solo", *MODEL_POLICIES[:-1]))]
-)
+@pytest.mark.parametrize("policy", [MODEL_POLICIES[-1], *long_cases("solo", *MODEL_POLICIES[:-1])])
 @pytest.mark.full_matrix("gloo")
 def test_ranks_with_unequal_steps_that_flush_end_in_silence(job: Job, policy: str) -> None:
     """Under averages by work, a rank that waits in its flush misses the signals of others' periods, and loses nothing."""
@@ -82,9 +77,7 @@ def test_shutdown(job: Job, program: str) -> None:
 
 
 @pytest.mark.launch(ranks=(4,))
-@pytest.mark.parametrize(
-    "policy", ["majority", *(pytest.param(policy, marks=LONG) for policy in ("solo", *MODEL_POLICIES))]
-)
+@pytest.mark.parametrize("policy", ["majority", *long_cases("solo", *MODEL_POLICIES)])
 @pytest.mark.full_matrix("gloo")
 @MAINLY_TORCH
 def test_a_rank_that_leaves_early(job: Job, program: str, policy: str) -> None:
@@ -92,9 +85,8 @@ def test_a_rank_that_leaves_early(job: Job, program: str, policy: str) -> None:
     assert job.run(program, policy, "early") == 0, job.output()
     assert len(job.notes("ended")) == job.setup.ranks
     if policy in ("solo", "majority"):
-        assert re.search(
-            r"horovod_partial\[1\] WARNING: this rank ends with .* results that it has missed", job.output()
-        )
+        told = r"horovod_partial\[1\] WARNING: this rank ends with .* results that it has missed"
+        assert re.search(told, job.output())
 
 
 @pytest.mark.launch(ranks=(4,))
@@ -152,7 +144,7 @@ def test_a_signal_ends_the_job(job: Job, program: str, policy: str, number: sign
     assert not job.notes("ended"), job.output()
 
 
-@pytest.mark.parametrize("what", ["backward", *(pytest.param(what, marks=LONG) for what in ("raise", "caught"))])
+@pytest.mark.parametrize("what", ["backward", *long_cases("raise", "caught")])
 @pytest.mark.parametrize("policy", ["solo", pytest.param("full", marks=LONG)])
 @pytest.mark.full_matrix("gloo")
 @MAINLY_TORCH
@@ -215,9 +207,7 @@ def test_an_elastic_function_that_wraps_its_optimizer(job: Job, policy: str) -> 
 
 
 @pytest.mark.launch(transports=("gloo",), ranks=(2,))
-@pytest.mark.parametrize(
-    "policy", ["group_average", *(pytest.param(p, marks=LONG) for p in ("partial_reduce:2", "solo"))]
-)
+@pytest.mark.parametrize("policy", ["group_average", *long_cases("partial_reduce:2", "solo")])
 def test_an_elastic_job_shrinks_to_one_rank(job: Job, policy: str) -> None:
     ended = job.run_elastic("elastic", policy, "1", hosts="localhost:1\n127.0.0.1:1\n", then="localhost:1\n")
     assert list(ended.values()) == ["1 True True"], job.output()
@@ -307,10 +297,7 @@ def test_a_setting_of_one_rank_is_refused_on_all(job: Job) -> None:
                 "process-sets": [f"rank {rank} waits in round 0 of .* of another process set" for rank in range(3)],
                 "groups": ["ranks 0 2 wait in round 0 of", "rank 1 waits in round 0 of"],
                 "full": ["rank 1 waits in a collective of Horovod's own", "ranks 0 2 wait in round 0 of"],
-                "models": [
-                    r"rank 1 waits in round 0 of .* \(GroupAverage",
-                    r"ranks 0 2 wait in round 0 of .* \(Majority",
-                ],
+                "models": [r"rank 1 waits in round 0 .* \(GroupAverage", r"ranks 0 2 wait in round 0 of .* \(Majority"],
                 "flush": ["ranks 0 2 wait in a collective of Horovod's own", "rank 1 waits in a flush"],
             }.items()
         ),

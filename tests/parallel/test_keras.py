@@ -7,19 +7,7 @@ from pathlib import Path
 import keras
 import pytest
 import tensorflow as tf
-from harness.keras_training import (
-    MAKERS,
-    SAMPLES,
-    close,
-    make_model,
-    on_time,
-    reference,
-    sgd,
-    state,
-    stepper,
-    sync_of,
-    weights,
-)
+from harness.keras_training import MAKERS, SAMPLES, as_one, close, make_model, on_time, sgd, state, stepper, sync_of
 from harness.matrix import alone, keras_front_end
 from harness.trainers import EVERYBODY, batch
 from harness.world import World
@@ -60,7 +48,7 @@ def test_further_ways_to_apply(world: World, policy: str) -> None:
             optimizer.apply_gradients(zip(gradients, variables, strict=True))
         else:
             optimizer.apply(gradients)
-    assert close(weights(model), weights(reference(world, sgd, 4)[0]))
+    assert as_one(world, model, sgd, 4)
 
 
 @on_time
@@ -70,7 +58,7 @@ def test_an_optimizer_that_is_built_in_a_graph(world: World, policy: str) -> Non
     step = tf.function(stepper(model, optimizer))
     for number in range(2):
         step(*batch(world.rank, number))
-    assert close(weights(model), weights(reference(world, sgd, 2)[0]))
+    assert as_one(world, model, sgd, 2)
 
 
 # --- Saving -----------------------------------------------------------------------------------------------------------

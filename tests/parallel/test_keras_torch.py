@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -9,19 +11,17 @@ import torch
 from harness.keras_training import (
     MODELS,
     SAMPLES,
-    close,
+    as_one,
     concatenated,
     ended,
     linear,
     make_model,
     on_time,
-    reference,
     run_linear,
     sgd,
     sync_of,
-    weights,
 )
-from harness.matrix import alone, keras_on_torch
+from harness.matrix import alone, keras_on_torch, long_cases
 from harness.models import everybody_averages
 from harness.trainers import EVERYBODY, batch
 from harness.world import World
@@ -44,14 +44,7 @@ def check_that_the_job_goes_on(world: World) -> None:
 
 
 @pytest.mark.launch(ranks=(2,))
-@pytest.mark.parametrize(
-    "policy",
-    [
-        "solo",
-        "weighted",
-        *(pytest.param(one, marks=pytest.mark.full_matrix) for one in ("full", EVERYBODY, "group", "ready")),
-    ],
-)
+@pytest.mark.parametrize("policy", ["solo", "weighted", *long_cases("full", EVERYBODY, "group", "ready")])
 def test_steps_that_are_compiled(world: World, policy: str) -> None:
     """Traced, but not handed to a compiler of machine code. The second optimizer finds what the first has left behind."""
     for _ in range(2):
@@ -74,7 +67,7 @@ def test_training_that_is_compiled(world: World, policy: str) -> None:
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sync=sync), "mse", jit_compile=True)
     x, y = concatenated([batch(world.rank, number) for number in range(3)])
     model.fit(x, y, batch_size=SAMPLES, shuffle=False, verbose=0)
-    assert close(weights(model), weights(reference(world, lambda: keras.optimizers.SGD(0.1), 3)[0]))
+    assert as_one(world, model, lambda: keras.optimizers.SGD(0.1), 3)
     assert model.optimizer.rounds == 3
 
 
@@ -91,7 +84,7 @@ def test_gradients_are_left_as_they_are(world: World, policy: str) -> None:
     optimizer.apply(gradients, variables)
     assert all(torch.equal(one, other) for one, other in zip(gradients, before, strict=True))
     assert all(variable.value.grad is None for variable in variables)
-    assert close(weights(model), weights(reference(world, sgd, 1)[0]))
+    assert as_one(world, model, sgd, 1)
 
 
 # --- Every policy -----------------------------------------------------------------------------------------------------
@@ -143,10 +136,8 @@ def test_values(world: World) -> None:
     assert hvd.broadcast(np.float64(world.rank), 1, name=world.name("one")).item() == 1.0
     part = hvd.reducescatter(np.full(world.size, world.rank, "float32"), name=world.name("part"))
     assert part.tolist() == [mean]
-    variables = [
-        keras.Variable(np.full(2, float(world.rank))),
-        keras.Variable(world.rank, dtype="int64", trainable=False),
-    ]
+    counter = keras.Variable(world.rank, dtype="int64", trainable=False)
+    variables = [keras.Variable(np.full(2, float(world.rank))), counter]
     hvd.broadcast_variables(variables, 1)
     assert [variable.numpy().tolist() for variable in variables] == [[1, 1], 1]
     for dtype in ("bfloat16", "float16", "uint8", "bool"):
@@ -162,9 +153,7 @@ def test_values(world: World) -> None:
 
 @alone
 def test_callbacks_without_a_device(world: World) -> None:
-    for callback in (
-        hvd.callbacks.MetricAverageCallback,
-        lambda **d: hvd.callbacks.BroadcastGlobalVariablesCallback(0, **d),
-    ):
+    broadcast = functools.partial(hvd.callbacks.BroadcastGlobalVariablesCallback, 0)
+    for callback in (hvd.callbacks.MetricAverageCallback, broadcast):
         with pytest.raises(ValueError, match="device cannot be used"):
             callback(device="/cpu:0")

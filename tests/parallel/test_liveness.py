@@ -34,7 +34,7 @@ def flush(world: World, optimizer: Any, model: torch.nn.Module, policy: str) -> 
         world.same(weights(model))
 
 
-def one(world: World, value: int = 1) -> torch.Tensor:
+def one(value: int = 1) -> torch.Tensor:
     return torch.tensor([value], dtype=torch.int64)
 
 
@@ -44,12 +44,11 @@ def test_three_times_as_many_steps(world: World, policy: str) -> None:
     steps = 30 if world.rank == 0 else 10
     delivered = 0
     for step in range(steps):
-        handle = hvd.partial_allreduce_async(
-            one(world, 100 * step + world.rank), name=world.name(), op=hvd.Sum, sync=policy
-        )
+        own = one(100 * step + world.rank)
+        handle = hvd.partial_allreduce_async(own, name=world.name(), op=hvd.Sum, sync=policy)
         delivered += hvd.synchronize(handle).item()
     hvd.flush()
-    delivered += collect(world.name(), one(world)).item()
+    delivered += collect(world.name(), one()).item()
     assert delivered == sum(100 * s + rank for rank in world.ranks for s in range(30 if rank == 0 else 10))
 
 
@@ -57,10 +56,10 @@ def test_three_times_as_many_steps(world: World, policy: str) -> None:
 def test_the_first_rank_to_finish_its_script(world: World, policy: str) -> None:
     """[run] It flushes and then asks nothing of anybody; the last rank is alone when it does its last steps."""
     name = world.name()
-    hvd.partial_allreduce(one(world), name=name, op=hvd.Sum, sync=policy)
+    hvd.partial_allreduce(one(), name=name, op=hvd.Sum, sync=policy)
     with world.turn(world.rank):
-        delivered = [hvd.partial_allreduce_async(one(world), name=name, op=hvd.Sum, sync=policy)]
-    hvd.synchronize(delivered[0])
+        handle = hvd.partial_allreduce_async(one(), name=name, op=hvd.Sum, sync=policy)
+    hvd.synchronize(handle)
     hvd.flush()
 
 
@@ -71,15 +70,13 @@ def test_join_with_unequal_steps(world: World, policy: str) -> None:
     name = world.name()
     steps = 5 + 3 * world.rank
     for step in range(steps):
-        delivered += hvd.partial_allreduce(
-            one(world, 100 * step + world.rank), name=name, op=hvd.Sum, sync=policy
-        ).item()
-    last = hvd.join()
-    world.same(last)
+        own = one(100 * step + world.rank)
+        delivered += hvd.partial_allreduce(own, name=name, op=hvd.Sum, sync=policy).item()
+    world.same(hvd.join())
     world.barrier()
     submitted = sum(100 * step + rank for rank in world.ranks for step in range(5 + 3 * rank))
     # Everything has been delivered; a rank that had joined did not see what came afterwards.
-    assert max(world.gather(delivered + collect(name, one(world)).item())) <= submitted
+    assert max(world.gather(delivered + collect(name, one()).item())) <= submitted
 
 
 @pytest.mark.launch(full_ranks=(4, 8))
@@ -87,17 +84,16 @@ def test_one_joined_rank_in_a_full_round(world: World) -> None:
     """[run] Its zeros must not be cached, or the next round could never be partial."""
     name = world.name()
     joined = world.size - 1
-    hvd.partial_allreduce(one(world), name=name, op=hvd.Sum, sync="quorum:1.0")
+    hvd.partial_allreduce(one(), name=name, op=hvd.Sum, sync="quorum:1.0")
     world.barrier()
     if world.rank != joined:
         for _ in range(5):
-            result = hvd.partial_allreduce(one(world), name=name, op=hvd.Sum, sync="quorum:1.0")
+            result = hvd.partial_allreduce(one(), name=name, op=hvd.Sum, sync="quorum:1.0")
             assert result.item() == world.size - 1
-            assert hvd.allreduce(one(world), name=world.name("beside"), op=hvd.Sum).item() == world.size - 1
+            assert hvd.allreduce(one(), name=world.name("beside"), op=hvd.Sum).item() == world.size - 1
     hvd.join()
     # After the join all are back.
-    result = hvd.partial_allreduce(one(world), name=name, op=hvd.Sum, sync="quorum:1.0")
-    results = world.gather(result.item())
+    results = world.gather(hvd.partial_allreduce(one(), name=name, op=hvd.Sum, sync="quorum:1.0").item())
     hvd.flush()
     assert sum(results) >= world.size
 
@@ -122,10 +118,10 @@ def test_two_buckets_waited_for_in_another_order(world: World) -> None:
     a, b = world.name("a"), world.name("b")
     sync = hvd.Quorum(world.size - 1)
     for name in (a, b):
-        hvd.partial_allreduce(one(world), name=name, op=hvd.Sum, sync=sync)
+        hvd.partial_allreduce(one(), name=name, op=hvd.Sum, sync=sync)
     order = (a, b) if world.rank < world.size // 2 else (b, a)
     for name in order:
-        hvd.partial_allreduce(one(world), name=name, op=hvd.Sum, sync=sync)
+        hvd.partial_allreduce(one(), name=name, op=hvd.Sum, sync=sync)
     hvd.flush()
     reasons = hvd.partial_stats()
     assert reasons[a]["closed_by"].get("liveness", 0) + reasons[b]["closed_by"].get("liveness", 0) >= 1
@@ -141,9 +137,8 @@ def test_a_thread_that_waits_in_its_bucket_says_nothing_of_another_threads(world
         for step in range(steps):
             if step > 0 and world.rank % 2 == index:
                 time.sleep(0.05)  # ten times as long as it takes until a wait counts
-            averages[index, step] = hvd.partial_allreduce(
-                torch.tensor([float(world.rank + step)]), name=name, sync="quorum:1.0"
-            ).item()
+            own = torch.tensor([float(world.rank + step)])
+            averages[index, step] = hvd.partial_allreduce(own, name=name, sync="quorum:1.0").item()
 
     threads = [threading.Thread(target=train_by_itself, args=(index,)) for index in range(2)]
     for thread in threads:
@@ -184,7 +179,7 @@ def test_a_barrier_after_every_epoch(world: World, policy: str) -> None:
     model, optimizer = make(policy)
     for epoch in range(2):
         train(world, optimizer, model, 4 + 3 * (world.rank == epoch))
-        total = hvd.allreduce(one(world), name=world.name(f"epoch.{epoch}"), op=hvd.Sum)
+        total = hvd.allreduce(one(), name=world.name(f"epoch.{epoch}"), op=hvd.Sum)
         assert total.item() == world.size
     flush(world, optimizer, model, policy)
 

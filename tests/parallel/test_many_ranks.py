@@ -15,6 +15,5 @@ def test_many_ranks_train_and_end_when_one_is_killed(job: Job) -> None:
     job.start("many_ranks", *POLICIES)
     assert job.wait(seconds=800) != 0
     everybody = set(range(job.setup.ranks))
-    assert {policy: set(job.notes(f"trained.{policy}")) for policy in POLICIES} == dict.fromkeys(POLICIES, everybody), (
-        job.output()
-    )
+    trained = {policy: set(job.notes(f"trained.{policy}")) for policy in POLICIES}
+    assert trained == dict.fromkeys(POLICIES, everybody), job.output()

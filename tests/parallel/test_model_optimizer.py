@@ -14,7 +14,19 @@ import pytest
 import torch
 from harness.buckets import completed
 from harness.matrix import alone, front_end
-from harness.torch_training import KINDS, MAKERS, MODELS, loss_of, make_model, state, train, weights, wrap
+from harness.torch_training import (
+    KINDS,
+    MAKERS,
+    MODELS,
+    loss_of,
+    make_model,
+    state,
+    take_step,
+    train,
+    weights,
+    wrap,
+    wrapped,
+)
 from harness.world import World
 
 import horovod_partial.torch as hvd
@@ -27,11 +39,30 @@ kinds = pytest.mark.parametrize("policy", KINDS)
 
 
 def buffers(model: torch.nn.Module) -> list[float]:
-    return torch.cat([b.reshape(-1) for b in model.buffers() if b.dtype.is_floating_point]).tolist()
+    return [number for b in model.buffers() if b.dtype.is_floating_point for number in b.reshape(-1).tolist()]
 
 
-def bucket_of(optimizer: Any) -> str:
-    return optimizer._exchange.name
+def check(world: World, model: torch.nn.Module, optimizer: Any) -> None:
+    """After a flush there is one model."""
+    optimizer.flush()
+    world.same(weights(model))
+
+
+def learns(world: World, model: torch.nn.Module, bare: torch.optim.Optimizer, steps: int, **options: Any) -> Any:
+    """Train a linear model: its loss falls, and there is one model in the end; returns the optimizer."""
+    optimizer = hvd.DistributedOptimizer(bare, model.named_parameters(), **options)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    target = torch.tensor([[1.0, -2.0, 3.0]])
+
+    def loss() -> torch.Tensor:
+        x = torch.randn(32, 3)
+        return ((model(x) - x @ target.T) ** 2).mean()
+
+    losses = [take_step(optimizer, loss).item() for _ in range(steps)]
+    optimizer.flush()
+    assert sum(losses[-20:]) / 20 < 0.25 * losses[0]
+    world.same((weights(model), buffers(model)))
+    return optimizer
 
 
 @pytest.mark.parametrize("make", ["momentum", "adam"])
@@ -39,29 +70,12 @@ def bucket_of(optimizer: Any) -> str:
 def test_learns(world: World, policy: str, make: str) -> None:
     torch.manual_seed(world.rank)
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(3, affine=False), torch.nn.Linear(3, 1))
-    bare = (
-        torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
-        if make == "momentum"
-        else torch.optim.Adam(model.parameters(), lr=0.05)
-    )
-    average = EVERYTHING if make == "adam" else ("parameters", "buffers")
-    optimizer = hvd.DistributedOptimizer(
-        bare, model.named_parameters(), sync=MODELS[policy](average=average), named_buffers=model.named_buffers()
-    )
-    hvd.broadcast_parameters(model.state_dict(), 0)
-    target = torch.tensor([[1.0, -2.0, 3.0]])
-    losses = []
-    for _ in range(120):
-        x = torch.randn(32, 3)
-        optimizer.zero_grad()
-        loss = ((model(x) - x @ target.T) ** 2).mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    optimizer.flush()
-    assert sum(losses[-20:]) / 20 < 0.25 * losses[0]
-    world.same((weights(model), buffers(model)))
-    if make == "adam":
+    adam = make == "adam"
+    parameters = model.parameters()
+    bare = torch.optim.Adam(parameters, lr=0.05) if adam else torch.optim.SGD(parameters, lr=0.05, momentum=0.5)
+    sync = MODELS[policy](average=EVERYTHING if adam else ("parameters", "buffers"))
+    optimizer = learns(world, model, bare, 120, sync=sync, named_buffers=model.named_buffers())
+    if adam:
         world.same(state(optimizer, model))
         assert all(optimizer.state[p]["step"] == 120 for p in model.parameters())  # a counter stays the rank's own
 
@@ -83,8 +97,7 @@ def test_flush_averages_over_all_ranks(world: World, policy: str) -> None:
             means = torch.tensor([mine[i] for mine in everybody], dtype=torch.float64).mean(0)
             assert after[i] == pytest.approx(means.tolist(), abs=1e-6)
     train(world, optimizer, model, 2, first=10)
-    optimizer.flush()
-    world.same(weights(model))
+    check(world, model, optimizer)
 
 
 def test_a_flush_before_there_is_state(world: World) -> None:
@@ -100,8 +113,7 @@ def test_a_flush_before_there_is_state(world: World) -> None:
 @kinds
 def test_backward_passes_per_step(world: World, policy: str) -> None:
     """Gradients accumulate on their rank; a step is an average, however many passes it has."""
-    model = make_model()
-    optimizer = wrap(model, MODELS[policy](), backward_passes_per_step=2)
+    model, optimizer = wrapped(MODELS[policy](), backward_passes_per_step=2)
     for step in range(4):
         optimizer.zero_grad()
         for part in range(2):
@@ -109,14 +121,12 @@ def test_backward_passes_per_step(world: World, policy: str) -> None:
         optimizer.step()
     optimizer.set_backward_passes_per_step(1)
     train(world, optimizer, model, 2, first=8)
-    optimizer.flush()
-    world.same(weights(model))
+    check(world, model, optimizer)
 
 
 @kinds
 def test_hooks_of_a_step_run_once(world: World, policy: str) -> None:
-    model = make_model()
-    optimizer = wrap(model, MODELS[policy]())
+    model, optimizer = wrapped(MODELS[policy]())
     ran = []
     optimizer.register_step_pre_hook(lambda *arguments: ran.append("before"))
     optimizer.register_step_post_hook(lambda *arguments: ran.append("after"))
@@ -128,15 +138,17 @@ def test_hooks_of_a_step_run_once(world: World, policy: str) -> None:
 # --- Overlap ------------------------------------------------------------------------------------------------------------
 
 
+def overlapping(policy: str, overlap: bool | str) -> Any:
+    """A policy that averages in each step."""
+    return hvd.WeightedAverage(1, 1.0, overlap=overlap) if policy == "weighted" else MODELS[policy](overlap=overlap)
+
+
 @kinds
 def test_a_gradient_beside_an_average_is_applied_to_it(world: World, policy: str) -> None:
     """A gradient is of the model before the average, which comes at the next step, a flush, or when it is waited for."""
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.constant_(model.weight, float(world.rank))
-    sync = (
-        hvd.WeightedAverage(1, 1.0, overlap="gradient") if policy == "weighted" else MODELS[policy](overlap="gradient")
-    )
-    optimizer = wrap(model, sync, "sgd")
+    optimizer = wrap(model, overlapping(policy, "gradient"), "sgd")
     expected = float(world.rank)
     for number in range(12):
         before = model.weight.item()
@@ -151,8 +163,7 @@ def test_a_gradient_beside_an_average_is_applied_to_it(world: World, policy: str
             assert averaged == pytest.approx(0.9 * sum(world.ranks) / world.size)  # the first round is of all ranks
         optimizer.step()
         expected = averaged - 0.1 * before
-    optimizer.flush()
-    world.same(weights(model))
+    check(world, model, optimizer)
 
 
 @policies
@@ -161,27 +172,7 @@ def test_learns_beside_averages(world: World, policy: str) -> None:
     model = torch.nn.Linear(3, 1)
     bare = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
     sync = MODELS[policy](average=("parameters", "state"), overlap="gradient")
-    optimizer = hvd.DistributedOptimizer(bare, model.named_parameters(), sync=sync, max_grad_norm=10.0)
-    hvd.broadcast_parameters(model.state_dict(), 0)
-    target = torch.tensor([[1.0, -2.0, 3.0]])
-    losses = []
-    for _ in range(80 + 5 * world.rank):  # some end earlier
-        x = torch.randn(32, 3)
-        optimizer.zero_grad()
-        loss = ((model(x) - x @ target.T) ** 2).mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    optimizer.flush()
-    assert sum(losses[-20:]) / 20 < 0.25 * losses[0]
-    world.same(weights(model))
-
-
-def overlapping(policy: str, overlap: bool | str, **options: Any) -> Any:
-    """A policy that averages in each step."""
-    if policy == "weighted":
-        return hvd.WeightedAverage(1, 1.0, overlap=overlap, **options)
-    return MODELS[policy](overlap=overlap, **options)
+    learns(world, model, bare, 80 + 5 * world.rank, sync=sync, max_grad_norm=10.0)  # some end earlier
 
 
 overlaps = pytest.mark.parametrize("overlap", [True, "gradient"])
@@ -191,8 +182,7 @@ overlaps = pytest.mark.parametrize("overlap", [True, "gradient"])
 @overlaps
 @kinds
 def test_a_change_that_an_average_would_overwrite(world: World, policy: str, overlap: bool | str, way: str) -> None:
-    model = make_model()
-    optimizer = wrap(model, overlapping(policy, overlap), "sgd")
+    model, optimizer = wrapped(overlapping(policy, overlap), "sgd")
 
     def clamp() -> None:
         weight = model[0].weight
@@ -209,20 +199,17 @@ def test_a_change_that_an_average_would_overwrite(world: World, policy: str, ove
     clamp()
     train(world, optimizer, model, 2 + (policy == "weighted"))
     clamp()
-    with pytest.raises(
-        RuntimeError, match=r"^0.weight was changed between a step .* call optimizer.synchronize\(\) before"
-    ):
+    refusal = r"^0.weight was changed between a step .* call optimizer.synchronize\(\) before"
+    with pytest.raises(RuntimeError, match=refusal):
         optimizer.synchronize()
-    optimizer.flush()
-    world.same(weights(model))
+    check(world, model, optimizer)
 
 
 @overlaps
 @kinds
 def test_a_state_that_is_loaded_beside_an_average(world: World, policy: str, overlap: bool | str) -> None:
     """Training goes back to what was saved, and the average that was under way changes nothing."""
-    model = make_model()
-    optimizer = wrap(model, overlapping(policy, overlap))
+    model, optimizer = wrapped(overlapping(policy, overlap))
     train(world, optimizer, model, 2)
     optimizer.flush()
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
@@ -233,16 +220,14 @@ def test_a_state_that_is_loaded_beside_an_average(world: World, policy: str, ove
     optimizer.load_state_dict(saved[1])
     assert weights(model) == kept
     train(world, optimizer, model, 2)
-    optimizer.flush()
-    world.same(weights(model))
+    check(world, model, optimizer)
 
 
 @overlaps
 @kinds
 def test_a_state_that_one_rank_loads_beside_an_average(world: World, policy: str, overlap: bool | str) -> None:
     """Horovod's usual way to resume: rank 0 reads the file and broadcasts."""
-    model = make_model()
-    optimizer = wrap(model, overlapping(policy, overlap))
+    model, optimizer = wrapped(overlapping(policy, overlap))
     train(world, optimizer, model, 2)
     saved = make_model(seed=5).state_dict()
     if world.rank == 0:
@@ -251,8 +236,7 @@ def test_a_state_that_one_rank_loads_beside_an_average(world: World, policy: str
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
     train(world, optimizer, model, 2)
-    optimizer.flush()
-    world.same(weights(model))
+    check(world, model, optimizer)
 
 
 @pytest.mark.parametrize("then", ["flush", "join", "a new optimizer"])
@@ -307,8 +291,7 @@ def test_a_state_that_is_loaded_before_the_first_step(world: World, policy: str)
     bare = MAKERS["adam"](source)
     loss_of(source, 0, 0).backward()
     bare.step()
-    model = make_model()
-    optimizer = wrap(model, MODELS[policy](average=("parameters", "state")), "adam")
+    model, optimizer = wrapped(MODELS[policy](average=("parameters", "state")), "adam")
     optimizer.load_state_dict(bare.state_dict())
     assert state(optimizer, model) == state(bare, source)
     train(world, optimizer, model, 3)
@@ -337,25 +320,22 @@ def test_layers_that_change(world: World, policy: str, freezes: bool) -> None:
     optimizer.flush()
     model[0].weight.requires_grad_(not freezes)
     model[0].weight.grad = None
-    with pytest.raises(
-        RuntimeError, match=r"0.weight was frozen or unfrozen .* then wrap an optimizer of what is trained"
-    ):
+    refusal = "0.weight was frozen or unfrozen .* then wrap an optimizer of what is trained"
+    with pytest.raises(RuntimeError, match=refusal):
         train(world, optimizer, model, 1)
     before = model[0].weight.clone()
     optimizer = wrap(model, MODELS[policy]())
     train(world, optimizer, model, 4)
-    optimizer.flush()
-    world.same(weights(model))
+    check(world, model, optimizer)
     assert torch.equal(model[0].weight, before) is freezes
 
 
 def test_after_a_flush_no_older_model_stands_in(world: World) -> None:
-    model = make_model()
-    optimizer = wrap(model, hvd.GroupAverage(2, period=None), "sgd")
+    model, optimizer = wrapped(hvd.GroupAverage(2, period=None), "sgd")
     train(world, optimizer, model, 1)
     world.barrier()
     if world.rank == 1:
-        world.until(lambda: completed(bucket_of(optimizer)) >= 4, "the others' rounds have ended here")
+        world.until(lambda: completed(optimizer._exchange.name) >= 4, "the others' rounds have ended here")
     else:
         train(world, optimizer, model, 3, first=1)
     optimizer.flush()
@@ -365,17 +345,14 @@ def test_after_a_flush_no_older_model_stands_in(world: World) -> None:
     if world.rank == 1:
         time.sleep(0.2)
     for _ in range(3):
-        optimizer.zero_grad()
-        (loss_of(model, world.rank, 0) * 0.0).backward()
-        optimizer.step()
+        take_step(optimizer, lambda: loss_of(model, world.rank, 0) * 0.0)
         assert set(weights(model)) == {4.0}
     world.barrier()
 
 
 @kinds
 def test_parameter_groups_that_are_added_are_averaged(world: World, policy: str) -> None:
-    model = make_model()
-    optimizer = wrap(model, MODELS[policy]())
+    model, optimizer = wrapped(MODELS[policy]())
     train(world, optimizer, model, 2)
     added = torch.nn.Parameter(torch.full((1,), float(world.rank)))
     optimizer.add_param_group({"params": [added]})
@@ -386,8 +363,7 @@ def test_parameter_groups_that_are_added_are_averaged(world: World, policy: str)
 
 def test_periods_that_differ_are_found_with_the_first_average(world: World) -> None:
     own, others = hvd.WeightedAverage(2, 0.9), hvd.WeightedAverage(1, 0.9)
-    model = make_model()
-    optimizer = wrap(model, own if world.rank == 1 else others)
+    model, optimizer = wrapped(own if world.rank == 1 else others)
     with pytest.raises(hvd.HorovodInternalError) as caught:
         train(world, optimizer, model, 2)
     text = world.same(str(caught.value))

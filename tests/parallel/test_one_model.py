@@ -17,7 +17,7 @@ import torch
 from harness.buckets import completed
 from harness.designs import pairwise
 from harness.matrix import front_end
-from harness.torch_training import Classifier
+from harness.torch_training import Classifier, take_step
 from harness.world import World, delay, paced
 
 import horovod_partial.torch as hvd
@@ -107,9 +107,7 @@ class Training(Classifier):
         self.world.same(self.optimizer.param_groups[0]["lr"])
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "case"), CASES, ids=[f"{name}-{'-'.join(map(str, case.values()))}" for name, case in CASES]
-)
+@pytest.mark.parametrize(("optimizer", "case"), CASES, ids=["-".join(map(str, [n, *c.values()])) for n, c in CASES])
 def test_replicas_are_equal(world: World, optimizer: str, case: dict[str, Any]) -> None:
     print(f"pairwise design from seed {SEED}")
     training = Training(world, optimizer, case)
@@ -121,12 +119,16 @@ def test_replicas_are_equal(world: World, optimizer: str, case: dict[str, Any]) 
 PLAIN = {name: values[0] for name, values in AXES.items()}
 
 
+def bucket_of(optimizer: Any) -> str:
+    return optimizer._exchange.buckets[0].name
+
+
 def test_rounds_wait_for_a_rank_with_many_results_before_it(world: World) -> None:
     """A rank that computes for long gets no more than `replay_limit` results before it; then the others wait for it."""
     training = Training(world, "Adam", PLAIN | {"policy": "quorum:3,replay_limit=3,max_staleness=100"})
     training.step()
     world.barrier()
-    name = training.optimizer._exchange.buckets[0].name
+    name = bucket_of(training.optimizer)
     if world.rank == 1:
         world.until(lambda: completed(name) >= 4, "the others' rounds have ended here")
         time.sleep(0.2)  # they would go on
@@ -145,8 +147,7 @@ def test_a_rank_in_a_flush_follows_the_others(world: World) -> None:
     for _ in range(2 if world.rank == 0 else 30):
         training.step()
     training.check()
-    stats = hvd.partial_stats()[training.optimizer._exchange.buckets[0].name]
-    assert stats["summed"] == 0
+    assert hvd.partial_stats()[bucket_of(training.optimizer)]["summed"] == 0
 
 
 # Where a rank waits for a collective of Horovod's: before its step, and in the middle of one.
@@ -207,17 +208,14 @@ def test_a_rank_that_shuts_down_early(world: World) -> None:
     training = Training(world, "Adam", PLAIN | {"policy": "solo:replay_limit=2"})
     for _ in range(3):
         training.step()
-    if world.rank == 0:
-        process_set = training.optimizer.process_set.process_set_id
-        runtime._flush(process_set, runtime._appliers_of(process_set), ends=True)  # as `shutdown` does
-    else:
+    if world.rank != 0:
         for _ in range(3):
             training.step()
         training.optimizer.flush()
         for _ in range(20):
             training.step()
-        process_set = training.optimizer.process_set.process_set_id
-        runtime._flush(process_set, runtime._appliers_of(process_set), ends=True)
+    process_set = training.optimizer.process_set.process_set_id
+    runtime._flush(process_set, runtime._appliers_of(process_set), ends=True)  # as `shutdown` does
     hvd.assert_replicas_equal(training.model, training.optimizer)
 
 
@@ -225,9 +223,8 @@ def test_a_rank_that_shuts_down_early(world: World) -> None:
 def test_a_flush_leaves_the_gradients_alone(world: World, last: bool) -> None:
     """What `zero_grad` has left, before or after it, is what the next backward pass adds to."""
     weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD([weight], lr=1.0), op=hvd.Sum, sync=hvd.Quorum(world.size - 1, grace_ms=0)
-    )
+    sync = hvd.Quorum(world.size - 1, grace_ms=0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.Sum, sync=sync)
 
     def step(gradient: float) -> None:
         if not last:
@@ -240,8 +237,7 @@ def test_a_flush_leaves_the_gradients_alone(world: World, last: bool) -> None:
     step(1.0)
     world.barrier()
     if world.rank == 1:
-        name = optimizer._exchange.buckets[0].name
-        world.until(lambda: completed(name) >= 2, "the others' round has ended here")
+        world.until(lambda: completed(bucket_of(optimizer)) >= 2, "the others' round has ended here")
     step(1.0)
     optimizer.flush()
     step(1.0)
@@ -280,13 +276,10 @@ def test_a_scaler_outlives_its_optimizers(world: World) -> None:
 
 def test_sparse_gradients_are_clipped(world: World) -> None:
     model = torch.nn.Embedding(4, 2, sparse=True)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), sparse_as_dense=True, sync="solo", max_grad_norm=0.1
-    )
+    bare = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(bare, sparse_as_dense=True, sync="solo", max_grad_norm=0.1)
     for _ in range(4):
-        optimizer.zero_grad()
-        model(torch.tensor([world.rank])).sum().backward()
-        optimizer.step()
+        take_step(optimizer, lambda: model(torch.tensor([world.rank])).sum())
     optimizer.flush()
     world.same(model.weight.tolist())
 
@@ -299,8 +292,9 @@ def late_rank(world: World, training: Training, rounds: int) -> None:
     training.step()
     world.barrier()
     if world.rank == 1:
-        name = training.optimizer._exchange.buckets[0].name
-        world.until(lambda: completed(name) >= 1 + rounds, "the others' rounds have ended here")
+        world.until(
+            lambda: completed(bucket_of(training.optimizer)) >= 1 + rounds, "the others' rounds have ended here"
+        )
     else:
         for _ in range(rounds):
             training.step()
@@ -387,9 +381,8 @@ def test_parameter_groups_are_added(world: World, policy: str) -> None:
     model = torch.nn.Sequential(*layers)
     layers[1].requires_grad_(False)
     scaler = torch.amp.GradScaler("cpu", growth_interval=4)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.AdamW(layers[0].parameters(), lr=0.01), sync=policy, grad_scaler=scaler, max_grad_norm=1.0
-    )
+    bare = torch.optim.AdamW(layers[0].parameters(), lr=0.01)
+    optimizer = hvd.DistributedOptimizer(bare, sync=policy, grad_scaler=scaler, max_grad_norm=1.0)
 
     def train() -> None:
         for _ in paced(world, "one is slow", ends_early=policy != "full"):
@@ -415,15 +408,9 @@ def test_parameter_groups_are_added(world: World, policy: str) -> None:
 def test_layers_whose_gradients_would_not_be_reduced(world: World) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
     model[0].requires_grad_(False)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), sync="quorum:1.0"
-    )
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-
+    bare = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(bare, model.named_parameters(), sync="quorum:1.0")
+    step = lambda: take_step(optimizer, lambda: model(torch.ones(1, 2)).sum())
     step()
     model[0].requires_grad_(True)
     with pytest.raises(RuntimeError, match=r"0.weight needs gradients now"):
@@ -529,9 +516,7 @@ def test_other_policies_count_each_step_as_a_round(world: World, policy: Any) ->
     schedule = hvd.follow_rounds(torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5), every=2)
     hook = optimizer.register_round_hook(lambda one: seen.append(one.param_groups[0]["lr"]))
     for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.tensor([[3.0, 4.0]])).sum().backward()
-        optimizer.step()
+        take_step(optimizer, lambda: model(torch.tensor([[3.0, 4.0]])).sum())
         schedule.step()
     assert seen == [1.0, 0.5, 0.5]
     assert schedule.state_dict()["_steps"] == 3

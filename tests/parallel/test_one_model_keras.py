@@ -10,14 +10,8 @@ import keras
 import numpy as np
 import pytest
 from harness.designs import pairwise
-from harness.keras_training import (
-    MAKERS,
-    MAKERS_OF_MAKERS,
-    called,
-    make_model,
-    stepper,
-)
-from harness.matrix import keras_front_end
+from harness.keras_training import MAKERS, MAKERS_OF_MAKERS, called, make_model, stepper
+from harness.matrix import keras_front_end, long_cases
 from harness.trainers import batch
 from harness.world import World, paced
 
@@ -49,12 +43,11 @@ def cases() -> list[Any]:
     drawn = pairwise(words, len(CLASSES), SEED)
     named = zip(itertools.cycle(CLASSES), drawn, strict=False)
     values = {name: dict(zip(words[name], AXES[name], strict=True)) for name in AXES}
-    return [
-        pytest.param(
-            maker, {axis: values[axis][word] for axis, word in case.items()}, id=f"{kind}-{'-'.join(case.values())}"
-        )
-        for (kind, maker), case in named
-    ]
+
+    def values_of(case: dict[str, str]) -> dict[str, Any]:
+        return {axis: values[axis][word] for axis, word in case.items()}
+
+    return [pytest.param(made, values_of(of), id="-".join([kind, *of.values()])) for (kind, made), of in named]
 
 
 def made(maker: str, case: dict[str, Any]) -> Any:
@@ -101,9 +94,7 @@ KINDS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "policy", ["solo", *(pytest.param(one, marks=LONG) for one in ("majority", "full", "group_average"))]
-)
+@pytest.mark.parametrize("policy", ["solo", *long_cases("majority", "full", "group_average")])
 def test_a_schedule_ends_with_the_steps(world: World, policy: str, kind: str) -> None:
     """Ranks that are late make more rounds than steps; a schedule of so many steps takes them all the same."""
     rate = keras.optimizers.schedules.CosineDecay(0.01, 20)

@@ -11,14 +11,10 @@ import pytest
 import torch
 from harness.matrix import alone
 from harness.trainers import EVERYBODY
-from harness.world import World
+from harness.world import World, expected_sum
 from torch.overrides import TorchFunctionMode
 
 import horovod_partial.torch as hvd
-
-
-def expected_sum(world: World) -> int:
-    return sum(rank + 1 for rank in world.ranks)
 
 
 @pytest.mark.parametrize(
@@ -94,24 +90,20 @@ def test_tensors_that_are_refused(world: World) -> None:
 
 def test_full_on_one_rank_only(world: World) -> None:
     """`Full()` is Horovod's own path, under Horovod's own name: the ranks wait for each other there and here."""
-    if world.rank == 1:
-        full = hvd.partial_allreduce_async(torch.ones(1), name=world.name(), op=hvd.Sum, sync="full")
-        partial = hvd.partial_allreduce_async(torch.ones(1), name=world.name(), op=hvd.Sum, sync="solo")
-    else:
-        partial = hvd.partial_allreduce_async(torch.ones(1), name=world.name(), op=hvd.Sum, sync="solo")
-        full = hvd.partial_allreduce_async(torch.ones(1), name=world.name(), op=hvd.Sum, sync="full")
-    assert hvd.synchronize(full).item() == world.size
-    assert hvd.synchronize(partial).item() == world.size
+    order = ("full", "solo") if world.rank == 1 else ("solo", "full")
+    options = {"name": world.name(), "op": hvd.Sum}
+    handles = {sync: hvd.partial_allreduce_async(torch.ones(1), sync=sync, **options) for sync in order}
+    for sync in ("full", "solo"):
+        assert hvd.synchronize(handles[sync]).item() == world.size
 
 
 def test_name_in_use(world: World) -> None:
     name = world.name()
-    handle = (
-        hvd.partial_allreduce_async(torch.ones(1), name=name, op=hvd.Sum, sync=EVERYBODY) if world.rank == 0 else None
-    )
+    start = lambda: hvd.partial_allreduce_async(torch.ones(1), name=name, op=hvd.Sum, sync=EVERYBODY)
+    handle = start() if world.rank == 0 else None
     if handle is not None:
         with pytest.raises(ValueError, match=rf"rank 0: the name {re.escape(name)} is in use by an operation"):
-            hvd.partial_allreduce_async(torch.ones(1), name=name, op=hvd.Sum, sync=EVERYBODY)
+            start()
     world.barrier()
-    handle = handle or hvd.partial_allreduce_async(torch.ones(1), name=name, op=hvd.Sum, sync=EVERYBODY)
+    handle = handle or start()
     assert hvd.synchronize(handle).item() == world.size

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 from harness.matrix import process_sets, scripted
-from harness.torch_training import make_model, train, wrap
+from harness.torch_training import make_model, take_step, train, wrap, wrapped
 from harness.world import World
 
 import horovod_partial.torch as hvd
@@ -18,8 +18,7 @@ pytestmark = scripted
 @pytest.mark.parametrize("policy", ["solo", "majority"])
 def test_a_process_set_is_made_and_removed_while_ranks_are_in_different_rounds(world: World, policy: str) -> None:
     """Fast ranks wait in Horovod's function for the slow one, which waits in a round for them."""
-    model = make_model()
-    optimizer = wrap(model, policy)
+    model, optimizer = wrapped(policy)
     slow = 0.03 if world.rank == world.size - 1 else 0.0
     train(world, optimizer, model, 6, seconds=slow)
     process_set = hvd.add_process_set(list(world.ranks)[:-1])
@@ -37,8 +36,7 @@ def test_the_number_of_a_removed_process_set_is_used_again(world: World) -> None
     for ranks in ([0, 1], [1, 2], [0, 1]):
         process_set = hvd.add_process_set(ranks)
         if process_set.included():
-            model = make_model()
-            optimizer = wrap(model, "majority", process_set=process_set)
+            model, optimizer = wrapped("majority", process_set=process_set)
             train(world, optimizer, model, 4)
             optimizer.flush()
             hvd.assert_replicas_equal(model, optimizer, process_set)
@@ -53,14 +51,11 @@ def test_nothing_that_is_pending_in_a_removed_process_set_is_lost(world: World) 
     process_set = hvd.add_process_set([0, 1])
     if process_set.included():
         parameter = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD([parameter], lr=1.0), sync="solo", op=hvd.Sum, process_set=process_set
-        )
+        sgd = torch.optim.SGD([parameter], lr=1.0)
+        optimizer = hvd.DistributedOptimizer(sgd, sync="solo", op=hvd.Sum, process_set=process_set)
         for _ in range(10):
             time.sleep(0.01 * world.rank)
-            optimizer.zero_grad()
-            parameter.sum().backward()
-            optimizer.step()
+            take_step(optimizer, parameter.sum)
     assert hvd.remove_process_set(process_set)
     if world.rank < 2:
         assert parameter.item() == -20.0

@@ -22,7 +22,7 @@ from harness.matrix import FRONT_END, alone, process_sets, scripted
 from harness.models import FOR_EVER
 from harness.script import all_but, total, value
 from harness.trainers import EVERYBODY, batch, joined
-from harness.world import World, delay
+from harness.world import World, delay, expected_sum
 
 import horovod_partial.tensorflow as hvd
 from horovod_partial import _core
@@ -62,10 +62,6 @@ def variable_of(kind: str) -> Any:
     return keras.Variable
 
 
-def expected_sum(world: World) -> int:
-    return sum(rank + 1 for rank in world.ranks)
-
-
 # --- Everybody on time ------------------------------------------------------------------------------------------------
 
 
@@ -85,10 +81,8 @@ SHAPES: list[tuple[int, ...]] = [(), (3,), (0,), (2, 5), (17,), (1, 1, 1), (64,)
 
 def several(dtype: Any, factor: int) -> list[tf.Tensor]:
     """Tensors of many shapes, whose elements differ."""
-    return [
-        tf.cast(tf.reshape(tf.range(np.prod(shape, dtype=int)) % 7 + i, shape) * factor, dtype)
-        for i, shape in enumerate(SHAPES)
-    ]
+    numbers = [tf.range(np.prod(shape, dtype=int)) % 7 + i for i, shape in enumerate(SHAPES)]
+    return [tf.cast(tf.reshape(one, shape) * factor, dtype) for one, shape in zip(numbers, SHAPES, strict=True)]
 
 
 def equal(results: Sequence[tf.Tensor], expected: Sequence[tf.Tensor]) -> bool:
@@ -161,10 +155,8 @@ def test_a_variable_in_a_graph_keeps_its_value(world: World) -> None:
 def test_broadcast_goes_by_the_order_of_variables(world: World, kind: str, inplace: bool, graph: bool) -> None:
     """Keras counts models and layers through a program, so that names differ where a rank has made more of them."""
     make = variable_of(kind)
-    variables = [
-        make([world.rank, 2.0 * world.rank], name=f"kernel_{world.rank}"),
-        make(4.0 * world.rank, name="kernel_0"),
-    ]
+    first = make([world.rank, 2.0 * world.rank], name=f"kernel_{world.rank}")
+    variables = [first, make(4.0 * world.rank, name="kernel_0")]
 
     def broadcast() -> None:
         hvd.broadcast_variables(variables, 1, inplace=inplace)
@@ -175,9 +167,8 @@ def test_broadcast_goes_by_the_order_of_variables(world: World, kind: str, inpla
 
 @modes
 def test_broadcast_of_all_types(world: World, graph: bool) -> None:
-    variables = [
-        tf.Variable(tf.cast(tf.fill(shape, world.rank % 2), dtype)) for dtype in BROADCAST for shape in ([3], [], [0])
-    ]
+    values = [tf.fill(shape, world.rank % 2) for shape in ([3], [], [0])]
+    variables = [tf.Variable(tf.cast(value, dtype)) for dtype in BROADCAST for value in values]
 
     def broadcast() -> None:
         hvd.broadcast_variables(variables, 1)
@@ -219,12 +210,10 @@ def test_broadcast_in_a_process_set(world: World) -> None:
 @pytest.mark.parametrize("inplace", [False, True], ids=["copies", "inplace"])
 def test_broadcast_of_other_variables(world: World, inplace: bool) -> None:
     more = [tf.Variable(0.0) for _ in range(1 if world.rank == 0 else 2)]
+    larger = [tf.Variable(tf.zeros(min(world.rank, 1)))]
     for others, what in (
         (more, r"number 1 is missing on rank 0, and float32 \(\) on rank\(s\) 1"),
-        (
-            [tf.Variable(tf.zeros(min(world.rank, 1)))],
-            r"number 0 is float32 \(0,\) on rank 0, and float32 \(1,\) on rank\(s\) 1",
-        ),
+        (larger, r"number 0 is float32 \(0,\) on rank 0, and float32 \(1,\) on rank\(s\) 1"),
     ):
         with pytest.raises(ValueError, match=f"ranks have different variables: {what}"):
             hvd.broadcast_variables(others, 0, inplace=inplace)
@@ -845,11 +834,7 @@ def test_arguments_of_a_wrong_kind_of_operations(world: World) -> None:
 @alone
 @pytest.mark.parametrize(
     ("options", "warns"),
-    [
-        ({"sync": "solo"}, True),
-        ({"sync": "quorum:1.0,max_staleness=2"}, False),
-        ({"sync": "full"}, False),
-    ],
+    [({"sync": "solo"}, True), ({"sync": "quorum:1.0,max_staleness=2"}, False), ({"sync": "full"}, False)],
 )
 def test_sums_that_nobody_asked_for_are_told(world: World, options: dict[str, Any], warns: bool) -> None:
     need_keras_3()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from harness.matrix import OVER_MPI, alone
-from harness.torch_training import weights
+from harness.torch_training import take_step, weights
 from harness.world import World, delay
 from horovod.common.exceptions import HorovodInternalError
 
@@ -57,6 +57,12 @@ def wrap(model: torch.nn.Module, make: Make = OPTIMIZERS["adamw"], **options: An
     return hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters(), **arguments)
 
 
+def wrapped(make: Make = OPTIMIZERS["adamw"], **options: Any) -> tuple[torch.nn.Sequential, Any]:
+    """A model and its distributed optimizer."""
+    model = make_model()
+    return model, wrap(model, make, **options)
+
+
 def counting(dtype: torch.dtype = torch.float32, passes: int = PASSES, **options: Any) -> tuple[torch.Tensor, Any]:
     """A weight that falls by the number of all micro-batches, and its optimizer."""
     weight = torch.nn.Parameter(torch.zeros(3, dtype=dtype))
@@ -66,9 +72,7 @@ def counting(dtype: torch.dtype = torch.float32, passes: int = PASSES, **options
 
 def count(weight: torch.Tensor, optimizer: Any) -> None:
     """A micro-batch."""
-    optimizer.zero_grad()
-    weight.sum().backward()
-    optimizer.step()
+    take_step(optimizer, weight.sum)
 
 
 def train(world: World, model: torch.nn.Module, optimizer: Any, label: str = "", updates: int = UPDATES) -> int:
@@ -127,8 +131,7 @@ def state_of(optimizer: torch.optim.Optimizer) -> list[float]:
 def test_updates_are_those_of_synchronous_training(world: World) -> None:
     """With every optimizer of PyTorch: parameters after each update, and the state at the end."""
     for name, make in OPTIMIZERS.items():
-        model = make_model()
-        optimizer = wrap(model, make)
+        model, optimizer = wrapped(make)
         seen: list[list[float]] = []
         optimizer.register_round_hook(lambda _, model=model, seen=seen: seen.append(weights(model)))
         made = train(world, model, optimizer, name)
@@ -149,8 +152,7 @@ def test_updates_are_those_of_synchronous_training(world: World) -> None:
 
 
 def test_clipping_schedules_and_averages_follow_updates(world: World) -> None:
-    model = make_model()
-    optimizer = wrap(model, max_grad_norm=0.1)
+    model, optimizer = wrapped(max_grad_norm=0.1)
     schedule = hvd.follow_rounds(torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.1))
     average = copy.deepcopy(model)
 
@@ -173,9 +175,8 @@ def test_clipping_schedules_and_averages_follow_updates(world: World) -> None:
         plain[0].step()
         moves(expected_average, model)
 
-    expected, _ = reference(
-        world, make, before=lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1), after=after
-    )
+    clip = lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    expected, _ = reference(world, make, before=clip, after=after)
     assert weights(model) == pytest.approx(weights(expected), abs=1e-9)
     assert weights(average) == pytest.approx(weights(expected_average), abs=1e-9)
     assert schedule.get_last_lr() == plain[0].get_last_lr()
@@ -274,9 +275,8 @@ def test_several_losses_in_a_micro_batch(world: World) -> None:
         plain.step()
     assert weights(model) == pytest.approx(weights(expected), abs=1e-9)
     optimizer.flush()
-    with pytest.raises(
-        AssertionError, match=r"gradients of 1\.\w+ were computed twice before step.*requires_grad_\(False\)"
-    ):
+    twice = r"gradients of 1\.\w+ were computed twice before step.*requires_grad_\(False\)"
+    with pytest.raises(AssertionError, match=twice):
         backward(model, *optimizer.begin_micro_batch(), PASSES, frozen=False)
 
 
@@ -286,12 +286,10 @@ def test_several_losses_in_a_micro_batch(world: World) -> None:
 def test_ranks_with_unequal_data(world: World) -> None:
     """Whose data have ended waits in a flush; an update has too few micro-batches only when all data have."""
     weight, optimizer = counting()
-    data = 5 + 4 * world.rank
-    for _ in range(data):
+    for _ in range(5 + 4 * world.rank):
         count(weight, optimizer)
     optimizer.flush()
-    everything = sum(world.gather(data))
-    assert weight.tolist() == [-float(everything)] * 3
+    assert weight.tolist() == [-float(sum(5 + 4 * rank for rank in world.ranks))] * 3
     hvd.assert_replicas_equal(torch.nn.ParameterList([weight]), optimizer)
 
 
@@ -305,8 +303,7 @@ def test_a_rank_that_comes_late_from_a_flush(world: World, monkeypatch: pytest.M
             time.sleep(0.5)
 
     monkeypatch.setattr(healing, "compare", return_late)
-    model = make_model()
-    optimizer = wrap(model)
+    model, optimizer = wrapped()
     train(world, model, optimizer, updates=1)
     optimizer.flush()
     flushed = weights(model)
@@ -326,17 +323,15 @@ def test_a_join(world: World) -> None:
 
 
 def test_a_flush_closes_an_update_early(world: World) -> None:
-    model = make_model()
-    optimizer = wrap(model)
+    model, optimizer = wrapped()
     train(world, model, optimizer, updates=2)
     number = 0
     if world.rank == 0:  # one micro-batch of six
         update, number = optimizer.begin_micro_batch()
         loss_of(model, update, number).backward()
-        with pytest.raises(AssertionError, match=r"after loss.backward\(\) but before"):
-            optimizer.flush()
-        with pytest.raises(AssertionError, match=r"after loss.backward\(\) but before"):
-            optimizer.zero_grad()
+        for call in (optimizer.flush, optimizer.zero_grad):
+            with pytest.raises(AssertionError, match=r"after loss.backward\(\) but before"):
+                call()
         optimizer.step()
         with pytest.raises(AssertionError, match="within an update"):
             optimizer.load_state_dict(optimizer.state_dict())
@@ -352,15 +347,13 @@ def test_a_flush_closes_an_update_early(world: World) -> None:
 
 
 def test_a_checkpoint_is_taken_up(world: World) -> None:
-    model = make_model()
-    optimizer = wrap(model)
+    model, optimizer = wrapped()
     train(world, model, optimizer, updates=2)
     optimizer.flush()
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     train(world, model, optimizer, "on", updates=2)
     optimizer.flush()
-    other = make_model()
-    again = wrap(other)
+    other, again = wrapped()
     del optimizer
     other.load_state_dict(saved[0])
     again.load_state_dict(saved[1])
@@ -407,8 +400,7 @@ def test_layers_that_are_frozen(world: World) -> None:
 
 @alone
 def test_one_rank(world: World) -> None:
-    model = make_model()
-    optimizer = wrap(model)
+    model, optimizer = wrapped()
     updated = []
     for _ in range(2 * UPDATES):
         update, number = optimizer.begin_micro_batch()
@@ -426,8 +418,7 @@ def test_one_rank(world: World) -> None:
 
 
 def test_two_optimizers_at_a_time(world: World) -> None:
-    first, second = make_model(), make_model()
-    one, other = wrap(first), wrap(second)
+    (first, one), (second, other) = wrapped(), wrapped()
     train(world, first, one, "first", updates=1)
     train(world, second, other, "second", updates=1)  # one phase after the other
     with pytest.raises(ValueError, match="two optimizers cannot share work in turns"):

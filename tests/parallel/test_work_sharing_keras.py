@@ -294,10 +294,7 @@ def test_an_overflow_is_skipped_by_all_ranks(world: World) -> None:
             lambda: DynamicShardingDataset(np.zeros((9, 1)), optimizer=keras.optimizers.SGD(0.1)),
             "optimizer must be of hvd.DistributedOptimizer",
         ),
-        (
-            lambda: DynamicShardingDataset(np.zeros((9, 1)), np.zeros(8), optimizer=wrap()),
-            "equally many samples",
-        ),
+        (lambda: DynamicShardingDataset(np.zeros((9, 1)), np.zeros(8), optimizer=wrap()), "equally many samples"),
         (lambda: DynamicShardingDataset(np.zeros((2, 1)), optimizer=wrap(), drop_last=True), "nothing is left"),
         (lambda: DynamicShardingDataset(np.zeros((9, 1)), optimizer=wrap(), batch_size=0), "batch_size"),
     ],

@@ -77,10 +77,7 @@ NO_MODEL = [None, 1, "x", torch.nn.Linear]
 NO_OPTIMIZER = [1, "x", torch.optim.SGD]
 FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, list[Any]]]] = {
     "follow_rounds": (follow_rounds, {"scheduler": [None, 1, "x", torch.optim.lr_scheduler.StepLR], "every": COUNTS}),
-    "save_checkpoint": (
-        with_optimizer(hvd.save_checkpoint),
-        {"path": [None, 1, [1]], "model": NO_MODEL},
-    ),
+    "save_checkpoint": (with_optimizer(hvd.save_checkpoint), {"path": [None, 1, [1]], "model": NO_MODEL}),
     "assert_replicas_equal": (
         lambda **wrong: hvd.assert_replicas_equal(**({"model": model()} | wrong)),
         {"model": NO_MODEL, "optimizer": NO_OPTIMIZER, "process_set": NONSENSE["process_set"]},

@@ -229,13 +229,7 @@ def _write_rank(path: Path, job: Job, rank: int, rows: list[Row]) -> None:
     def local(value: Any, column: str) -> Any:
         return round(1e6 * (shown(value) - shown(start))) if column in ("time", "begin", "end") else value
 
-    header = {
-        "format": "horovod_partial.recording",
-        "version": 1,
-        "run": job.run,
-        "rank": rank,
-        "host": host.name,
-    }
+    header = {"format": "horovod_partial.recording", "version": 1, "run": job.run, "rank": rank, "host": host.name}
     header |= {"clock": host.name, "size": job.compute.shape[1], "pid": 4711 + rank}
     header |= {"wall": WALL + start + host.wall_error, "steady": round(1e6 * shown(start))}
     policy = repr(SharedUpdates(job.passes, False)) if job.passes else f"quorum:{job.quorum}"
@@ -255,9 +249,8 @@ def _write_rank(path: Path, job: Job, rank: int, rows: list[Row]) -> None:
                     line.setdefault(column, []).append(local(value, column))
         lines += [{"table": table, **columns} for (_, table), columns in tables.items()]
         times = [local(begin, "time"), local(end, "time")]
-        waited, ran = (
-            [round(share * (time - times[0])) for time in times] for share in (host.starved, 1 - host.starved)
-        )
+        shares = (host.starved, 1 - host.starved)
+        waited, ran = ([round(share * (time - times[0])) for time in times] for share in shares)
         lines.append({"table": "processor", "time": times, "ran": ran, "waited": waited})
         if job.ended and segment == job.segments - 1:
             lines.append({"table": "end", "time": [local(last, "time")]})

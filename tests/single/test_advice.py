@@ -188,10 +188,8 @@ def test_the_text_names_what_is_chosen(tmp_path: Path) -> None:
     for seed in range(6):
         compute = STEP * np.random.default_rng(seed).lognormal(0.0, 0.05, (60, 2))
         found = advise(tmp_path / str(seed), compute)
-        named = (
-            "Full()" if found.chosen.policy == "full" else found.chosen.policy.replace("work_sharing", "WorkSharing()")
-        )
-        assert named in found.text
+        chosen = found.chosen.policy
+        assert ("Full()" if chosen == "full" else chosen.replace("work_sharing", "WorkSharing()")) in found.text
 
 
 def test_a_split_costs_what_it_is_said_to_cost(tmp_path: Path) -> None:
@@ -212,9 +210,8 @@ def test_averages_every_few_steps_tell_nothing_of_a_step(tmp_path: Path) -> None
     folder = synthetic.write(tmp_path, Job(one_random(), 4))
     for file in folder.iterdir():
         file.write_text(file.read_text().replace('"quorum:4"', '"WeightedAverage(period=8)"'))
-    with pytest.raises(
-        ValueError, match=r"recorded under WeightedAverage\(period=8\), whose ranks meet every few steps"
-    ):
+    told = r"recorded under WeightedAverage\(period=8\), whose ranks meet every few steps"
+    with pytest.raises(ValueError, match=told):
         advice.advise(recording.load(tmp_path))
 
 
@@ -280,7 +277,6 @@ def test_too_little_is_refused(tmp_path: Path, steps: int, ranks: int) -> None:
 
 def test_what_a_loaded_machine_has_recorded_is_refused(tmp_path: Path) -> None:
     synthetic.write(tmp_path, Job(one_random(), hosts=[Host("worker-0", starved=0.8)]))
-    with pytest.raises(
-        ValueError, match="too loaded to predict from: rank 0 on worker-0 waited for a processor for 80%"
-    ):
+    told = "too loaded to predict from: rank 0 on worker-0 waited for a processor for 80%"
+    with pytest.raises(ValueError, match=told):
         advice.advise(recording.load(tmp_path))

@@ -18,9 +18,8 @@ import horovod_partial.torch as hvd
 
 def epoch_of(lengths: object, batch_size: int, size: int, epoch: int = 0, **options: object) -> list[list[list[int]]]:
     """The batches of all ranks: steps, of ranks, of samples."""
-    samplers = [
-        hvd.BalancedBatchSampler(lengths, batch_size, process_set=Ranks(size, rank), **options) for rank in range(size)
-    ]
+    sets = [Ranks(size, rank) for rank in range(size)]
+    samplers = [hvd.BalancedBatchSampler(lengths, batch_size, process_set=one, **options) for one in sets]
     for sampler in samplers:
         sampler.set_epoch(epoch)
     return [list(step) for step in zip(*samplers, strict=True)]

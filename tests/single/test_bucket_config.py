@@ -45,11 +45,7 @@ def test_what_a_model_bucket_is_declared_with(policy: Policy, expected: dict[str
 
 @pytest.mark.parametrize(
     ("policy", "replayed", "one_result"),
-    [
-        (Solo(), "replay", "sum"),
-        (Solo(missed="latest"), "latest", "latest"),
-        (WorkSharing(), "replay", "sum"),
-    ],
+    [(Solo(), "replay", "sum"), (Solo(missed="latest"), "latest", "latest"), (WorkSharing(), "replay", "sum")],
 )
 def test_what_becomes_of_missed_results(policy: Policy, replayed: str, one_result: str) -> None:
     assert bucket_config.missed_by(policy, replays=True) == replayed

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from interpreter import run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,13 +42,10 @@ def run(gpu_check: ModuleType, *steps: str, seconds: float = 60.0) -> tuple[int,
 
 def test_the_shell_entry() -> None:
     subprocess.run(["sh", "-n", str(ROOT / "tools" / "gpu_check.sh")], check=True)
-    told = subprocess.run(
-        [str(ROOT / "tools" / "gpu_check.sh"), "--help"],
-        env={"PYTHON": sys.executable, "PATH": "/usr/bin:/bin"},
-        check=True,
-        capture_output=True,
-        text=True,
+    told = run_command(
+        ROOT / "tools" / "gpu_check.sh", "--help", env={"PYTHON": sys.executable, "PATH": "/usr/bin:/bin"}
     )
+    assert told.returncode == 0
     assert "collect" in told.stdout
 
 
@@ -149,10 +147,8 @@ def test_mps_is_started_and_ended_where_it_is_installed(
 
 def test_the_time_is_for_all(gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a command has started in a session of its own, as `horovodrun` does, ends with it."""
-    child = (
-        "import subprocess, sys, time\nprint(subprocess.Popen(['sleep', '60'], start_new_session=True).pid, flush=True)"
-    )
-    program = f"{child}\ntime.sleep(60)"
+    child = "print(subprocess.Popen(['sleep', '60'], start_new_session=True).pid, flush=True)"
+    program = f"import subprocess, time\n{child}\ntime.sleep(60)"
     monkeypatch.setitem(gpu_check.STEPS, "hangs", lambda step: step.run(sys.executable, "-c", program))
     begin = time.monotonic()
     monkeypatch.setitem(gpu_check.SHARES, "hangs", 1e6)

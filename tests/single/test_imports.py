@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from interpreter import run_apart
+from interpreter import run_apart, run_command
 
 from horovod_partial.runtime import build
+
+OURS = Path(sys.executable).parent / "horovod-partial"
 
 
 @pytest.fixture
@@ -31,10 +32,8 @@ def test_the_right_build(mpi_ops: SimpleNamespace) -> None:
 
 def test_another_version_of_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "1.2.3")
-    with pytest.raises(
-        ImportError,
-        match=r"built for torch .*, but 1.2.3 is installed; .*`python tools/install_horovod.py --gloo.*`, then `pip",
-    ):
+    told = "built for torch .*, but 1.2.3 is installed; .*`python tools/install_horovod.py --gloo.*`, then `pip"
+    with pytest.raises(ImportError, match=told):
         build.check_versions("torch")
 
 
@@ -42,9 +41,7 @@ def test_the_command_that_checks_says_what_to_do_after_an_upgrade(tmp_path: Path
     # Doubles of upgraded frameworks, in which Horovod's library would not load.
     for framework in ("torch", "tensorflow"):
         (tmp_path / f"{framework}.py").write_text("__version__ = '9.9'\n")
-    command = [str(Path(sys.executable).parent / "horovod-partial"), "check"]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, env=environment)
+    done = run_command(OURS, "check", seconds=110, env=os.environ | {"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 1
     told = [line for line in done.stderr.splitlines() if line]
     assert len(told) == 2, done.stderr
@@ -55,11 +52,7 @@ def test_the_command_that_checks_says_what_to_do_after_an_upgrade(tmp_path: Path
 def test_an_unedited_program_is_told_what_to_do_after_an_upgrade(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("__version__ = '9.9'\n")  # a double, in which Horovod's library would not load
     (tmp_path / "train.py").write_text("import horovod.torch\n")
-    command = [str(Path(sys.executable).parent / "horovod-partial"), "run", "train.py"]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False, env=environment
-    )
+    done = run_command(OURS, "run", "train.py", cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)})
     assert done.returncode != 0
     assert re.search(r"(?m)^ImportError: .* for torch .*, but 9.9 is installed; .*install_horovod.py", done.stderr)
 
@@ -85,10 +78,9 @@ def test_attaching_to_something_else_changes_nothing() -> None:
     import horovod_partial.torch as hvd
     from horovod_partial import _attach
 
-    with pytest.raises(_attach.AttachError):
-        _attach.attach("/lib/x86_64-linux-gnu/libc.so.6", waits_are_told=False)
-    with pytest.raises(_attach.AttachError):
-        _attach.attach("/nowhere/mpi_lib.so", waits_are_told=False)
+    for library in ("/lib/x86_64-linux-gnu/libc.so.6", "/nowhere/mpi_lib.so"):
+        with pytest.raises(_attach.AttachError):
+            _attach.attach(library, waits_are_told=False)
     assert hvd.Solo() == hvd.Solo()
 
 
@@ -104,10 +96,8 @@ def test_attaching_twice_is_attaching_once() -> None:
 
 
 def test_importing_the_package_imports_no_framework() -> None:
-    program = (
-        "import sys, horovod_partial, horovod_partial.policies, horovod_partial.settings; print('torch' in sys.modules)"
-    )
-    assert run_apart(program).stdout.strip() == "False"
+    imports = "import sys, horovod_partial, horovod_partial.policies, horovod_partial.settings"
+    assert run_apart(f"{imports}; print('torch' in sys.modules)").stdout.strip() == "False"
 
 
 @pytest.mark.parametrize(("backend", "other"), [("torch", "tensorflow"), ("tensorflow", "torch")])
@@ -155,8 +145,7 @@ def test_everything_of_horovods_is_there() -> None:
 def test_the_command_that_checks_tries_every_framework() -> None:
     from horovod_partial import _build_info as built
 
-    command = [str(Path(sys.executable).parent / "horovod-partial"), "check"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = run_command(OURS, "check", seconds=110)
     assert done.returncode == 0, done.stdout + done.stderr
     for framework, version in built.FRAMEWORKS.items():
         assert re.search(rf"{framework} .*{re.escape(version)}", done.stdout)

@@ -12,6 +12,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from interpreter import run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / "tools"
@@ -21,32 +22,30 @@ import install_horovod
 
 def run(*command: object, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command in an interpreter that sees no installed package."""
-    line = [sys.executable, "-S", *map(str, command)]
-    return subprocess.run(line, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    return run_command(sys.executable, "-S", *command, env=variables)
+
+
+def refusal(*command: object, **variables: str) -> str:
+    """The one line in which such a command says why it fails."""
+    done = run(*command, **variables)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    return done.stderr
 
 
 def test_no_framework() -> None:
-    done = run(TOOLS / "install_horovod.py")
-    assert done.returncode == 1
-    assert "has neither PyTorch nor TensorFlow; install one of them" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert "has neither PyTorch nor TensorFlow; install one of them" in refusal(TOOLS / "install_horovod.py")
 
 
 def test_no_horovod() -> None:
-    done = run(TOOLS / "horovod_info.py")
-    assert done.returncode == 1
-    assert "There is no Horovod in" in done.stderr
-    assert "install_horovod.py" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert re.search(r"There is no Horovod in.*install_horovod\.py", refusal(TOOLS / "horovod_info.py"))
 
 
 @pytest.mark.parametrize("tool", ["install_horovod", "horovod_info"])
 def test_a_python_that_is_not_supported_is_told_before_anything_else_is_looked_for(tool: str) -> None:
     program = "import runpy, sys; sys.version_info = (3, 9, 1); runpy.run_path(sys.argv.pop(), run_name='__main__')"
-    done = run("-c", program, TOOLS / f"{tool}.py", PYTHONPATH=str(TOOLS))
-    assert done.returncode == 1
-    assert re.search(r"horovod-partial needs Python 3.10 to 3.14, and .* is Python 3", done.stderr)
-    assert done.stderr.count("\n") == 1
+    told = refusal("-c", program, TOOLS / f"{tool}.py", PYTHONPATH=str(TOOLS))
+    assert re.search(r"horovod-partial needs Python 3.10 to 3.14, and .* is Python 3", told)
 
 
 def test_what_is_supported_is_the_same_everywhere() -> None:
@@ -82,18 +81,14 @@ def script(folder: Path, name: str, text: str) -> None:
 
 
 def test_no_compiler(packages: Path) -> None:
-    done = run(TOOLS / "install_horovod.py", "--gloo", PYTHONPATH=str(packages), PATH="/nowhere")
-    assert done.returncode == 1
-    assert "There is no C++ compiler c++; install g++, or set CXX" in done.stderr
-    assert done.stderr.count("\n") == 1
+    told = refusal(TOOLS / "install_horovod.py", "--gloo", PYTHONPATH=str(packages), PATH="/nowhere")
+    assert "There is no C++ compiler c++; install g++, or set CXX" in told
 
 
 def test_a_compiler_that_is_too_old_for_the_framework(packages: Path, tmp_path: Path) -> None:
     script(tmp_path / "bin", "c++", '[ "$1" = --version ] && echo "g++ 9.4.0" && exit; echo no such option >&2; exit 1')
-    done = run(TOOLS / "install_horovod.py", "--gloo", PYTHONPATH=str(packages), PATH=str(tmp_path / "bin"))
-    assert done.returncode == 1
-    assert "torch 9.9 needs C++20, and c++ (g++ 9.4.0) cannot compile it (no such option). Install" in done.stderr
-    assert done.stderr.count("\n") == 1
+    told = refusal(TOOLS / "install_horovod.py", "--gloo", PYTHONPATH=str(packages), PATH=str(tmp_path / "bin"))
+    assert "torch 9.9 needs C++20, and c++ (g++ 9.4.0) cannot compile it (no such option). Install" in told
 
 
 def test_mpi_is_asked_for_and_missing(packages: Path, tmp_path: Path) -> None:
@@ -161,17 +156,15 @@ def horovod(tmp_path: Path) -> Path:
     return tree
 
 
-GCC = "/packages/torch/tensor.h:12:2: {}\n/usr/bin/ld: a later line\nerror: command 'cmake' failed with exit code 1"
+NO_CONCEPTS = """/packages/torch/tensor.h:12:2: error: 'concept' does not name a type
+/usr/bin/ld: a later line
+error: command 'cmake' failed with exit code 1"""
 
 
 @pytest.mark.parametrize(
     ("output", "told", "remedy"),
     [
-        (
-            GCC.format("error: 'concept' does not name a type"),
-            "tensor.h:12:2: error: 'concept'",
-            "an older version, since torch",
-        ),
+        (NO_CONCEPTS, "tensor.h:12:2: error: 'concept'", "an older version, since torch"),
         ("mpi.cc:3:10: fatal error: mpi.h: No such file", "mpi.h: No such file", "correct that, and run this again"),
         ("/usr/bin/ld: cannot find -lnccl\ncollect2: error: ld returned 1", "cannot find -lnccl", "correct that"),
         ("nvcc fatal   : Unsupported gpu architecture\nCalledProcessError: cmake", "Unsupported gpu", "correct that"),
@@ -193,8 +186,7 @@ def test_a_failed_build_ends_with_its_first_error(
         install_horovod.SOURCE_VARIABLE: str(horovod),
         install_horovod.CACHE_VARIABLE: str(tmp_path / "cache"),
     }
-    command = [sys.executable, str(TOOLS / "install_horovod.py"), "--gloo"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    done = run_command(sys.executable, TOOLS / "install_horovod.py", "--gloo", seconds=100, env=environment)
     assert done.returncode == 1
     assert "note: torch 9.9 is newer than 2." in done.stdout
     first, second = done.stderr.splitlines()
@@ -250,7 +242,7 @@ def test_without_nccl_no_toolkit_is_looked_for(tree: Path, tmp_path: Path) -> No
     scripts = sysconfig.get_path("scripts")
     environment = os.environ | {"PATH": f"{tmp_path / 'bin'}:{scripts}:{os.environ['PATH']}"}
     command = ["cmake", "-G", "Ninja", "-S", str(tmp_path), "-B", str(tmp_path / "build")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = run_command(*command, env=environment)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "bin" / "called").exists()
     subprocess.run([*command, "--fresh"], env=environment | {"HOROVOD_GPU_OPERATIONS": "NCCL"}, timeout=60, check=False)
@@ -275,8 +267,6 @@ def test_a_horovod_for_another_version_of_the_framework_is_refused(packages: Pat
     (packages / "horovod").mkdir()
     (packages / "horovod" / "__init__.py").write_text("raise AssertionError('its library is not loaded')\n")
     (packages / "horovod" / "metadata.json").write_text(metadata)
-    done = run(TOOLS / "horovod_info.py", packages / "info", PYTHONPATH=str(packages), PATH=os.environ["PATH"])
-    assert done.returncode == 1
-    assert told in done.stderr
-    assert done.stderr.count("\n") == 1
+    variables = {"PYTHONPATH": str(packages), "PATH": os.environ["PATH"]}
+    assert told in refusal(TOOLS / "horovod_info.py", packages / "info", **variables)
     assert not (packages / "info").exists()

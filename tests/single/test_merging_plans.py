@@ -136,6 +136,10 @@ def cost(monkeypatch: pytest.MonkeyPatch) -> MessageCost:
     return cost
 
 
+def refuse(*_: Any) -> MessageCost:
+    raise ValueError("busy")
+
+
 def planner(**options: Any) -> Planner:
     return Planner(MergedGradients(**options), [Gradient(name, "cpu", (1,), "float", 4) for name in "abc"], "name")
 
@@ -164,9 +168,6 @@ def test_a_message_waits_for_the_slowest_rank(cost: MessageCost) -> None:
 
 
 def test_a_fit_that_is_refused_leaves_a_plan_in_use_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> MessageCost:
-        raise ValueError("busy")
-
     one, collectives = planner(rule="wait_free"), DoubleOfTwoRanks()
     with monkeypatch.context() as refusing:
         refusing.setattr(MessageCost, "fit", refuse)
@@ -180,12 +181,8 @@ def test_a_fit_that_is_refused_leaves_a_plan_in_use_alone(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("fastest", [0, 1, 2])
-def test_plans_that_need_no_cost_are_tried_where_the_fit_is_refused(
-    fastest: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> MessageCost:
-        raise ValueError("busy")
-
+def test_plans_are_tried_where_the_fit_is_refused(fastest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that need no cost."""
     monkeypatch.setattr(MessageCost, "fit", refuse)
     one, collectives = planner(warmup_steps=3, replan_every=50), DoubleOfTwoRanks()
     in_use = [list("ba"), ["c"]]

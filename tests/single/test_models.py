@@ -24,17 +24,10 @@ def test_useful_down_to_a_weight_of_the_slow_ranks(ranks: int, least: float) -> 
     assert not average_is_useful(steps, least - 0.001)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "contraction", "missed"),
-    [
-        (4, 0.99999, 40546),
-        (8, 0.99999, 46108),
-        (20, 0.99999, 52531),
-        (4, 0.999, 405),
-        (8, 0.999, 461),
-        (20, 0.999, 525),
-    ],
-)
+MISSED = [(4, 0.99999, 40546), (8, 0.99999, 46108), (20, 0.99999, 52531), (4, 0.999, 405), (8, 0.999, 461)]
+
+
+@pytest.mark.parametrize(("ranks", "contraction", "missed"), [*MISSED, (20, 0.999, 525)])
 def test_useful_up_to_a_number_of_missed_steps(ranks: int, contraction: float, missed: int) -> None:
     def useful(steps: int) -> bool:
         return average_is_useful([10**6] + [10**6 - steps] * (ranks - 1), contraction)
@@ -58,28 +51,21 @@ def test_converges() -> None:
     assert not average_converges([100, 0, 0, 0], 0.9)  # sqrt(4) is not below 1
 
 
-@given(
-    contraction=st.floats(0.8, 0.999),
-    floor=st.floats(0.0, 10.0),
-    height=st.floats(1.0, 100.0),
-    count=st.integers(12, 40),
-)
+DRAWN = {"contraction": st.floats(0.8, 0.999), "floor": st.floats(0.0, 10.0), "count": st.integers(12, 40)}
+
+
+@given(height=st.floats(1.0, 100.0), **DRAWN)
 def test_estimate_of_a_known_contraction(contraction: float, floor: float, height: float, count: int) -> None:
     """The loss follows the square of the distance, above a floor that nobody knows."""
     losses = [floor + height * contraction ** (2 * step) for step in range(count)]
     assert estimate_contraction(losses) == pytest.approx(contraction, rel=1e-4)
 
 
-@given(contraction=st.floats(0.8, 0.999), floor=st.floats(0.0, 10.0), count=st.integers(12, 40))
+@given(**DRAWN)
 def test_estimate_where_the_loss_is_linear_in_the_distance(contraction: float, floor: float, count: int) -> None:
     """As of a hinge: the loss contracts as the distance does."""
     losses = [floor + 5 * contraction**step for step in range(count)]
     assert estimate_contraction(losses, loss="linear") == pytest.approx(contraction, rel=1e-4)
-
-
-def test_estimate_of_a_loss_that_is_not_known() -> None:
-    with pytest.raises(ValueError, match="loss must be 'quadratic' or 'linear', not 'hinge'"):
-        estimate_contraction([5.0, 4.0, 3.5, 3.2, 3.1, 3.05], loss="hinge")  # type: ignore[arg-type]
 
 
 def test_estimate_of_gradient_descent() -> None:
@@ -121,9 +107,11 @@ def test_no_estimate_of_what_is_no_number(losses: Any) -> None:
         estimate_contraction(losses)
 
 
-def test_no_estimate_of_too_few_losses() -> None:
+def test_no_estimate_of_too_few_losses_or_of_an_unknown_loss() -> None:
     with pytest.raises(ValueError, match="6 or more losses are needed, not 5"):
         estimate_contraction([5.0, 4.0, 3.5, 3.2, 3.1])
+    with pytest.raises(ValueError, match="loss must be 'quadratic' or 'linear', not 'hinge'"):
+        estimate_contraction([5.0, 4.0, 3.5, 3.2, 3.1, 3.05], loss="hinge")  # type: ignore[arg-type]
 
 
 # --- What travels -----------------------------------------------------------------------------------------------------

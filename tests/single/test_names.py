@@ -7,13 +7,13 @@ import inspect
 import json
 import pkgutil
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreter import run_command
 
 FRONT_ENDS = ("torch", "tensorflow", "keras")
 
@@ -90,9 +90,7 @@ def differences_everywhere() -> dict[str, str]:
 def run_apart(function: str) -> Any:
     """What a function of this file returns in a process of its own, which imports all front ends."""
     program = f"import json, test_names; print(json.dumps(test_names.{function}()))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=110, check=False, cwd="tests/single"
-    )
+    done = run_command(sys.executable, "-c", program, seconds=110, cwd="tests/single")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -116,9 +114,8 @@ def test_own_names_are_few_and_in_the_reference_with_an_example() -> None:
     for front_end, names in run_apart("own_names").items():
         assert len(names) <= 28, f"{front_end} has {len(names)} names of its own"
         for name in names:
-            assert re.search(rf"^\.\. auto\w+:: {name}$", reference, re.MULTILINE), (
-                f"{front_end}.{name} is not described"
-            )
+            is_described = re.search(rf"^\.\. auto\w+:: {name}$", reference, re.MULTILINE)
+            assert is_described, f"{front_end}.{name} is not described"
             assert re.search(rf"\bhvd\.{name}\b", examples), f"{front_end}.{name} has no example"
 
 

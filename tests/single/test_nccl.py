@@ -9,14 +9,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from interpreter import run_command
 
 from horovod_partial import _build_info as built
 from horovod_partial.runtime import nccl
 
 NCCL = "int ncclGetVersion(int* version) { *version = %d; return 0; }"
-HOROVOD = (
-    "int ncclGetVersion(int*); int horovod_version(void) { int version; ncclGetVersion(&version); return version; }"
-)
+HOROVOD = "int ncclGetVersion(int*); int horovod_version(void) { int told; ncclGetVersion(&told); return told; }"
 # A framework loads NCCL, as PyTorch does, and then Horovod's library comes.
 PROGRAM = """
 import ctypes, json, sys
@@ -46,9 +45,8 @@ def framework(tmp_path: Path) -> Path:
 
 
 def told(framework: Path, horovod: Path) -> list[str]:
-    command = [sys.executable, "-c", PROGRAM, str(framework), str(horovod)]
     # Not in the folder of the checkout, whose package would come before one that is installed.
-    done = subprocess.run(command, cwd=framework.parent, capture_output=True, text=True, timeout=60, check=False)
+    done = run_command(sys.executable, "-c", PROGRAM, framework, horovod, cwd=framework.parent)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -87,20 +85,15 @@ class TestInstalledHorovod:
     def test_it_is_linked_with_a_shared_nccl(self) -> None:
         folder = find_spec("horovod").submodule_search_locations[0]  # type: ignore[union-attr, index]
         (library,) = Path(folder).glob("torch/mpi_lib_v2*.so")
-        readelf = subprocess.run(["readelf", "--dynamic", str(library)], capture_output=True, text=True, check=True)
-        assert "[libnccl.so.2]" in readelf.stdout
-        symbols = subprocess.run(["nm", "--defined-only", str(library)], capture_output=True, text=True, check=True)
-        assert (
-            len(symbols.stdout.splitlines()) > 1000
-        )  # else the names have been taken out, and the next line says nothing
-        assert not [line for line in symbols.stdout.splitlines() if line.split()[-1].startswith(("nccl", "pnccl"))]
+        assert "[libnccl.so.2]" in run_command("readelf", "--dynamic", library).stdout
+        symbols = run_command("nm", "--defined-only", library).stdout.splitlines()
+        assert len(symbols) > 1000, "their names have been taken out, and the next line would say nothing"
+        assert not [line for line in symbols if line.split()[-1].startswith(("nccl", "pnccl"))]
 
     def test_check_names_one(self, tmp_path: Path) -> None:
         command = shutil.which("horovod-partial")
         assert command is not None
-        done = subprocess.run(
-            [command, "check"], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
-        )
+        done = run_command(command, "check", seconds=100, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "Horovod for torch uses NCCL 2." in done.stdout
         assert "warning" not in done.stdout

@@ -94,9 +94,8 @@ def test_steps_behind_segments_that_are_missing(
     tmp_path: Path, missing: list[int], first: int, told: str, quorum: int | None
 ) -> None:
     # With a quorum of all, ranks mostly wait for rank 3, so a segment begins with results of arrivals in the one before.
-    path = written(
-        tmp_path, compute=synthetic.even(100, 4) * [1, 1, 1, 4 if quorum == 4 else 1], segments=5, quorum=quorum
-    )
+    compute = synthetic.even(100, 4) * [1, 1, 1, 4 if quorum == 4 else 1]
+    path = written(tmp_path, compute=compute, segments=5, quorum=quorum)
     whole = {steps.rank: steps for steps in steps_of(tmp_path).ranks}[1]
     for segment in missing:
         (path / f"rank-1.{segment}.jsonl").unlink()
@@ -291,10 +290,8 @@ def test_one_step_tells_nothing(tmp_path: Path) -> None:
     ("waits", "share"),
     [
         ([], 0.0),
-        (
-            [(0.5, 1.001)],
-            0.0,
-        ),  # for the gradients, of which Horovod's cycle had seen the last when they were handed over
+        # For the gradients, of which Horovod's cycle had seen the last when they were handed over.
+        ([(0.5, 1.001)], 0.0),
         ([(0.4, 0.45), (0.4501, 1.001)], 0.0),  # for one gradient after the other, as cycles see them in parts
         ([(0.3, 0.4), (0.5, 1.001)], 1.0),  # for another operation, then it worked on
     ],

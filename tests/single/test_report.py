@@ -53,9 +53,8 @@ def summary(run: Path) -> Summary:
 
 
 def test_slow_ranks_are_found_in_recordings(summary: Summary) -> None:
-    assert [rank.slowness.kind for rank in summary.ranks] == [
-        *("none", "bursts", "none", "persistent", "none", "none", "random", "none")
-    ]
+    kinds = "none bursts none persistent none none random none"
+    assert [rank.slowness.kind for rank in summary.ranks] == kinds.split()
     takes = r"takes {} times \(95 %: \S+ to \S+\) as long as the median rank, in \d+ of \d+ steps since step \d+"
     assert re.fullmatch(
         f"Rank 3 {takes}; rank 1 {takes}, in bursts of 15 steps every 60; rank 6 {takes}, at random\\.".format(
@@ -83,9 +82,8 @@ def test_who_made_the_micro_batches(tmp_path: Path) -> None:
     folder = synthetic.write(tmp_path, Job(compute, passes=4))
     summary = Summary.of(recording.load(tmp_path))
     assert summary.steps.passes == 4
-    assert re.match(
-        r"Rank 3 takes 3\.0 times \(95 %: \S+ to \S+\) as long as the median rank, in (\d+) of \1 steps", summary.answer
-    )
+    told = r"Rank 3 takes 3\.0 times \(95 %: \S+ to \S+\) as long as the median rank, in (\d+) of \1 steps"
+    assert re.match(told, summary.answer)
     arrivals = [0, 0, 0, 0]
     for rank in range(4):
         for line in map(json.loads, (folder / f"rank-{rank}.0.jsonl").read_text().splitlines()):
@@ -162,9 +160,8 @@ def test_a_job_without_a_slow_rank(tmp_path: Path) -> None:
 
 
 def test_a_job_of_few_steps(tmp_path: Path) -> None:
-    assert (
-        answer(tmp_path, synthetic.even(10, 4)) == "9 steps are too few to tell which rank is slow: record 30 or more."
-    )
+    told = "9 steps are too few to tell which rank is slow: record 30 or more."
+    assert answer(tmp_path, synthetic.even(10, 4)) == told
 
 
 def test_a_machine_that_was_too_loaded_to_tell(tmp_path: Path) -> None:
@@ -215,10 +212,8 @@ def test_the_command_shows_a_table_and_writes_a_page(run: Path, summary: Summary
 
 
 def test_the_command_refuses_what_it_cannot_read(run: Path, tmp_path: Path) -> None:
-    assert report(tmp_path) == (
-        2,
-        f"{tmp_path} holds no recording: no file of it or of a folder in it is named rank-RANK.SEGMENT.jsonl\n",
-    )
+    told = "holds no recording: no file of it or of a folder in it is named rank-RANK.SEGMENT.jsonl"
+    assert report(tmp_path) == (2, f"{tmp_path} {told}\n")
     assert report(run, "--run", "other")[0] == 2
     status, output = report(run, "--output", tmp_path / "nowhere" / "page.html")
     assert (status, "nowhere" in output) == (2, True)
@@ -339,9 +334,8 @@ def test_a_browser_draws_each_plot(page: Path, summary: Summary, width: int, sch
                     inside = bar.bounding_box()
                     assert box["x"] <= inside["x"], title
                     assert inside["x"] + inside["width"] <= box["x"] + box["width"], title
-            assert is_light(view.locator("body").evaluate("of => getComputedStyle(of).backgroundColor")) == (
-                scheme == "light"
-            )
+            background = view.locator("body").evaluate("of => getComputedStyle(of).backgroundColor")
+            assert is_light(background) == (scheme == "light")
             assert view.locator("#ranks tbody tr").count() == RANKS
             assert view.locator(".modebar").count() == 0, "a toolbar would cover the colour bars"
             assert view.evaluate("document.documentElement.scrollWidth <= window.innerWidth")

@@ -25,9 +25,8 @@ def test_a_script_and_a_module(tmp_path: Path) -> None:
         done = run(tmp_path, *which, "-m", "--sync", "x")
         assert done.stdout == "__main__ ['-m', '--sync', 'x'] horovod_partial.torch.operations horovod.torch.mpi_ops\n"
         assert done.returncode == 0, done.stderr
-        assert done.stderr.startswith(
-            "horovod-partial: of horovod.torch these are ours: DistributedOptimizer, add_process_set"
-        )
+        told = "horovod-partial: of horovod.torch these are ours: DistributedOptimizer, add_process_set"
+        assert done.stderr.startswith(told)
 
 
 def test_a_program_may_import_ours_first(tmp_path: Path) -> None:
@@ -49,13 +48,8 @@ def test_modules_are_whole(tmp_path: Path) -> None:
     ]
     (tmp_path / "program.py").write_text("\n".join(lines))
     done = run(tmp_path, "program.py")
-    assert done.stdout.split() == [
-        "mine",
-        "horovod_partial.torch.operations",
-        "True",
-        "True",
-        str(tmp_path / "program.py"),
-    ]
+    where = str(tmp_path / "program.py")
+    assert done.stdout.split() == ["mine", "horovod_partial.torch.operations", "True", "True", where]
 
 
 def test_exit_status_and_exceptions_are_the_programs(tmp_path: Path) -> None:

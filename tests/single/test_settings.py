@@ -76,14 +76,14 @@ def test_a_rank_takes_what_rank_0_has_set() -> None:
     assert module.shared() == {}
 
 
+SEVERAL = [{"sync": "solo"}, {}, {"sync": "full"}, {"sync": "majority"}]
+
+
 @pytest.mark.parametrize("rank", [0, 3])
 @pytest.mark.parametrize(
     ("by_rank", "text"),
     [
-        (
-            [{"sync": "solo"}, {}, {"sync": "full"}, {"sync": "majority"}],
-            "SYNC is full on rank 2, majority on rank 3, but solo on rank 0",
-        ),
+        (SEVERAL, "SYNC is full on rank 2, majority on rank 3, but solo on rank 0"),
         ([{}, {}, {}, {"heal": "raise"}], "HEAL is raise on rank 3, but not set, that is 1, on rank 0"),
     ],
 )
@@ -101,9 +101,8 @@ def test_what_each_rank_may_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_unknown_variables_get_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_PARTIAL_SYNK", "solo")
-    with pytest.warns(
-        UserWarning, match="HOROVOD_PARTIAL_SYNK is unknown to horovod_partial; did you mean HOROVOD_PARTIAL_SYNC"
-    ):
+    told = "HOROVOD_PARTIAL_SYNK is unknown to horovod_partial; did you mean HOROVOD_PARTIAL_SYNC"
+    with pytest.warns(UserWarning, match=told):
         module.settings()
 
 

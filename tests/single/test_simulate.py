@@ -79,17 +79,21 @@ def test_a_rank_alone_costs_nothing(algorithm: str) -> None:
     assert (cost.latency, cost.seconds_per_byte) == (0.0, 0.0)
 
 
-def test_wrong_clusters() -> None:
-    with pytest.raises(ValueError, match="latency must be 0 or more"):
-        Cluster(-1.0, 0.0)
-    with pytest.raises(ValueError, match="seconds_per_byte must be 0 or more"):
-        Cluster(0.0, math.nan)
-    with pytest.raises(ValueError, match="ranks_per_node must be 1 or more"):
-        Cluster(0.0, 0.0, ranks_per_node=0)
-    with pytest.raises(ValueError, match="2 ranks or more"):
-        Cluster.fit_ring(MessageCost(1.0, 1.0), 1)
-    with pytest.raises(ValueError, match="algorithm must be one of 'ring', "):
-        FREE.cost("star", 4)
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: Cluster(-1.0, 0.0), "latency must be 0 or more"),
+        (lambda: Cluster(0.0, math.nan), "seconds_per_byte must be 0 or more"),
+        (lambda: Cluster(0.0, 0.0, ranks_per_node=0), "ranks_per_node must be 1 or more"),
+        (lambda: Cluster.fit_ring(MessageCost(1.0, 1.0), 1), "2 ranks or more"),
+        (lambda: FREE.cost("star", 4), "algorithm must be one of 'ring', "),
+        (lambda: Trace("x", 0.0, ()), "1 gradient or more"),
+        (lambda: Trace("x", 0.0, (Gradient("a", 1, -1.0),)), "no negative"),
+    ],
+)
+def test_wrong_clusters_and_traces(call: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        call()
 
 
 # --- Delays -----------------------------------------------------------------------------------------------------------
@@ -102,11 +106,8 @@ def test_random_ranks() -> None:
     assert np.count_nonzero(drawn, axis=0).min() > 0
 
 
-def test_rotating() -> None:
+def test_delays_that_are_not_drawn() -> None:
     assert Rotating((1.0, 2.0, 3.0)).draw(2, 3, 1.0, 0).tolist() == [[1.0, 2.0, 3.0], [2.0, 3.0, 1.0]]
-
-
-def test_one_slow() -> None:
     assert OneSlow(3.0).draw(1, 3, 0.5, 0).tolist() == [[1.0, 0.0, 0.0]]
 
 
@@ -198,14 +199,10 @@ def test_a_saved_plan_is_a_trace(tmp_path: Path) -> None:
     assert trace == Trace("recorded", 4.0, (Gradient("b", 10, 0.0), Gradient("a", 20, 1.5)))
 
 
-def test_wrong_traces(tmp_path: Path) -> None:
+def test_what_is_no_trace(tmp_path: Path) -> None:
     (tmp_path / "no.json").write_text('{"name": "x"}')
     with pytest.raises(ValueError, match="holds no trace"):
         Trace.load(tmp_path / "no.json")
-    with pytest.raises(ValueError, match="1 gradient or more"):
-        Trace("x", 0.0, ())
-    with pytest.raises(ValueError, match="no negative"):
-        Trace("x", 0.0, (Gradient("a", 1, -1.0),))
     plan = merging.plan("single", ["b", "a"], [10, 20], [0.5, 0.0], MessageCost(1.0, 1.0), breaks=[1])
     with pytest.raises(ValueError, match="several dtypes"):
         Trace.recorded(plan)
@@ -224,14 +221,11 @@ def test_the_traces_of_this_repository(name: str, tensors: int, megabytes: float
 
 @pytest.mark.parametrize(("delay", "speedup"), [(0.2, 1.41), (0.3, 1.60), (0.4, 1.78)])
 def test_solo_over_full_with_one_of_eight_ranks_delayed(delay: float, speedup: float) -> None:
-    times = {
-        policy: simulate(
-            one_message(0.4), policy, 8, cluster=FREE, iterations=400, delays=RandomRanks(1, delay), cycle=0.0
-        ).iteration_time
-        for policy in ("full", "solo")
-    }
-    assert times["full"] == pytest.approx(0.4 + delay)
-    assert times["full"] / times["solo"] == pytest.approx(speedup, rel=0.01)
+    options: dict[str, Any] = {"iterations": 400, "delays": RandomRanks(1, delay), "cycle": 0.0}
+    results = [simulate(one_message(0.4), policy, 8, cluster=FREE, **options) for policy in ("full", "solo")]
+    full, solo = (result.iteration_time for result in results)
+    assert full == pytest.approx(0.4 + delay)
+    assert full / solo == pytest.approx(speedup, rel=0.01)
 
 
 def at_scale(rule: str, ranks: int) -> float:
@@ -267,9 +261,8 @@ def test_groups_cost_what_their_size_costs() -> None:
 
 
 def test_weighted_averages_wait_once_in_a_period() -> None:
-    result = simulate(
-        one_message(1.0), "weighted_average:4,0.9", 2, cluster=FREE, iterations=8, delays=OneSlow(2.0), cycle=0.0
-    )
+    options: dict[str, Any] = {"iterations": 8, "delays": OneSlow(2.0), "cycle": 0.0}
+    result = simulate(one_message(1.0), "weighted_average:4,0.9", 2, cluster=FREE, **options)
     assert sum(result.closed_by.values()) < 4
     assert result.ends[-1].max() == pytest.approx(16.0)
 
@@ -382,21 +375,16 @@ def test_delays_of_micro_batches_travel_with_them() -> None:
     delays[:, 0, 1:] = 0.3
     result = accumulating("work_sharing", delays, iterations=20)
     assert result.bound == pytest.approx(0.6)  # 4.1 s among 8 ranks, in units of 0.1 s
-    assert (
-        result.bound
-        < result.iteration_time
-        < accumulating("full", delays, iterations=20).iteration_time
-        == (pytest.approx(1.3, abs=0.01))
-    )
+    full = accumulating("full", delays, iterations=20).iteration_time
+    assert result.bound < result.iteration_time < full == pytest.approx(1.3, abs=0.01)
 
 
 def test_messages_of_shared_work_hide_behind_the_last_micro_batch() -> None:
     """In 0.2 s: 0.05 s forward, and four gradients in 0.15 s. A message takes 0.06 s."""
     trace = Trace.even(4, 1_000_000, 0.1, 0.3)
     for rule, seconds in (("wait_free", 0.2 + 0.05 + 0.0375 + 4 * 0.06), ("single", 0.4 + 4 * 0.06)):
-        result = simulate(
-            trace, "work_sharing", 4, cluster=Cluster(0.0, 4e-8), rule=rule, iterations=5, cycle=0.0, passes=2
-        )
+        options: dict[str, Any] = {"rule": rule, "iterations": 5, "cycle": 0.0, "passes": 2}
+        result = simulate(trace, "work_sharing", 4, cluster=Cluster(0.0, 4e-8), **options)
         assert (result.iteration_time, result.bound) == (pytest.approx(seconds), pytest.approx(seconds))
 
 
@@ -438,20 +426,10 @@ def run(*arguments: str) -> Any:
 
 def test_the_command_compares_policies_and_rules(tmp_path: Path) -> None:
     Trace.even(4, 1_000_000, 0.01, 0.02).save(tmp_path / "trace.json")
-    options = [
-        "--sync",
-        "full",
-        "--sync",
-        "solo",
-        "--sync",
-        "group_average:2",
-        "--rules",
-        "exact,single",
-        "--ranks",
-        "4,2",
-    ]
-    options += ["--delay", "random:1:0.05", "--iterations", "5"]
-    result = run(str(tmp_path / "trace.json"), *options, "--output", str(tmp_path / "plots"))
+    options = "--sync full --sync solo --sync group_average:2 --rules exact,single --ranks 4,2 --delay random:1:0.05"
+    result = run(
+        str(tmp_path / "trace.json"), *options.split(), "--iterations", "5", "--output", str(tmp_path / "plots")
+    )
     assert result.exit_code == 0, result.output
     rows = [line.split() for line in result.output.splitlines() if "group_average:2" in line or "solo" in line]
     assert len(rows) == 2 * (1 + 2)
@@ -478,21 +456,8 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, options: list[str], mess
 
 def test_the_command_compares_shared_work(tmp_path: Path) -> None:
     Trace.even(1, 4, 0.0, 0.4).save(tmp_path / "trace.json")
-    options = [
-        "--sync",
-        "full",
-        "--sync",
-        "work_sharing",
-        "--passes",
-        "4",
-        "--split-ms",
-        "10",
-        "--rules",
-        "single",
-        "--ranks",
-        "8",
-    ]
-    result = run(str(tmp_path / "trace.json"), *options, "--delay", "random:1:0.4", "--delay-in", "first")
+    options = "--sync full --sync work_sharing --passes 4 --split-ms 10 --rules single --ranks 8 --delay-in first"
+    result = run(str(tmp_path / "trace.json"), *options.split(), "--delay", "random:1:0.4")
     assert result.exit_code == 0, result.output
     full, shared = (line.split("│") for line in result.output.splitlines() if "single" in line)
     assert (float(full[5]), full[6].strip()) == (pytest.approx(840, abs=1), "-")

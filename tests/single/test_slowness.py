@@ -23,11 +23,8 @@ def kinds(compute: NDArray[np.float64]) -> list[str]:
 def job_with_three_slow_ranks(seed: int) -> tuple[NDArray[np.float64], list[str]]:
     """Compute times, and the kind of each rank."""
     rng = np.random.default_rng(seed)
-    steps, seconds, noise = (
-        int(rng.integers(200, 1001)),
-        float(10 ** rng.uniform(-2, 0)),
-        float(rng.uniform(0.005, 0.05)),
-    )
+    steps = int(rng.integers(200, 1001))
+    seconds, noise = float(10 ** rng.uniform(-2, 0)), float(rng.uniform(0.005, 0.05))
     compute = synthetic.even(steps, RANKS, seconds, noise, seed)
     at_random, always, in_bursts = (int(rank) for rank in rng.permutation(RANKS)[:3])
     factors, share = rng.uniform(1.3, 3.0, 3), float(rng.uniform(0.05, 0.3))
@@ -39,11 +36,8 @@ def job_with_three_slow_ranks(seed: int) -> tuple[NDArray[np.float64], list[str]
         compute[begin : begin + length, in_bursts] *= factors[2]
     expected = ["none"] * RANKS
     expected[at_random], expected[always], expected[in_bursts] = "random", "persistent", "bursts"
-    print(
-        f"seed {seed}: {steps} steps of {seconds:.3f} s, noise {noise:.1%}, factors {factors.round(2)}, random steps",
-        end=" ",
-    )
-    print(f"{share:.0%}, bursts of {length} every {period}, ranks {at_random}, {always}, {in_bursts}")
+    print(f"seed {seed}: {steps} steps of {seconds:.3f} s, noise {noise:.1%}, factors {factors.round(2)}")
+    print(f"random steps {share:.0%}, bursts of {length} every {period}, ranks {at_random}, {always}, {in_bursts}")
     return compute, expected
 
 
@@ -199,10 +193,8 @@ def test_production_jobs(seed: int, noise: float) -> None:
     """In the one job rank 0 was slowed on purpose. In the other one sequences differ in length, and no rank is slow."""
     print("seed", seed)
     rng = np.random.default_rng(seed)
-    slowed, sequences = (
-        times * np.exp(rng.normal(0.0, noise, times.shape))
-        for times in map(recorded, ("one_worker_slowed", "sequences"))
-    )
+    both = [recorded(name) for name in ("one_worker_slowed", "sequences")]
+    slowed, sequences = (times * np.exp(rng.normal(0.0, noise, times.shape)) for times in both)
     assert kinds(slowed) == ["persistent", "none", "none", "none"]
     assert kinds(sequences) == ["none"] * 32
     assert follows_data(sequences)

@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, NoReturn
 
 import pytest
+from interpreter import run_command
 
 from horovod_partial import _build_info
 from horovod_partial.launch import rendezvous, slurm
@@ -40,9 +41,10 @@ def test_a_task_is_told_its_place_in_the_step() -> None:
     assert task() == slurm.Task("17.2", rank=2, node=0, local_rank=2, tasks=(3, 1), nodes="node[1-2]")
 
 
-@pytest.mark.parametrize(
-    ("text", "tasks"), [("4", (4,)), ("2(x3)", (2, 2, 2)), ("2(x3),1", (2, 2, 2, 1)), ("1,12(x2),1", (1, 12, 12, 1))]
-)
+TASKS = [("4", (4,)), ("2(x3)", (2, 2, 2)), ("2(x3),1", (2, 2, 2, 1)), ("1,12(x2),1", (1, 12, 12, 1))]
+
+
+@pytest.mark.parametrize(("text", "tasks"), TASKS)
 def test_tasks_of_nodes(text: str, tasks: tuple[int, ...]) -> None:
     assert task(SLURM_STEP_TASKS_PER_NODE=text).tasks == tasks
 
@@ -100,13 +102,8 @@ def test_an_interface_is_sought_towards_another_node() -> None:
 
 def test_variables() -> None:
     slot = slurm.slot_of(task(), slurm.slots_of(task(), HOSTS))
-    expected = {
-        "HOROVOD_RANK": "2",
-        "HOROVOD_SIZE": "4",
-        "HOROVOD_LOCAL_RANK": "2",
-        "HOROVOD_LOCAL_SIZE": "3",
-        "HOROVOD_CROSS_RANK": "0",
-        "HOROVOD_CROSS_SIZE": "1",
+    numbers = {"RANK": 2, "SIZE": 4, "LOCAL_RANK": 2, "LOCAL_SIZE": 3, "CROSS_RANK": 0, "CROSS_SIZE": 1}
+    expected = {f"HOROVOD_{name}": str(number) for name, number in numbers.items()} | {
         "HOROVOD_HOSTNAME": "node1",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
         "HOROVOD_GLOO_RENDEZVOUS_PORT": "20123",
@@ -130,7 +127,7 @@ def test_seconds_are_those_of_gloo() -> None:
 def test_the_command_outside_of_a_step() -> None:
     command = [sys.executable, "-m", "horovod_partial", "srun", "python", "train.py", "--lr", "0.1"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    done = run_command(*command, env=environ)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "horovod-partial srun: SLURM_JOB_ID is not set, so srun has not started this; "
@@ -140,9 +137,8 @@ def test_the_command_outside_of_a_step() -> None:
 
 def test_a_horovod_without_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_build_info, "FEATURES", ("mpi",))
-    with pytest.raises(
-        ValueError, match=r"^Horovod was built without Gloo; use MPI: `srun --mpi=pmix -n 4 python train"
-    ):
+    told = "^Horovod was built without Gloo; use MPI: `srun --mpi=pmix -n 4 python train"
+    with pytest.raises(ValueError, match=told):
         slurm.run(["true"])
 
 
@@ -200,17 +196,14 @@ os.execvp("cat", ["cat"])
 def test_a_port_that_is_taken_is_passed_over_and_the_rendezvous_lives_as_long_as_the_program() -> None:
     ports = free_ports(2)
     command = [sys.executable, "-c", SERVING, *map(str, ports)]
-    with (
-        somebody(ports[0]),
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program,
-    ):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with somebody(ports[0]), subprocess.Popen(command, text=True, **pipes) as program:
         assert program.stdin is not None
         assert program.stdout is not None
         assert int(program.stdout.readline()) == ports[1]
         assert rendezvous.find("127.0.0.1", ports, "17.2", 30) == ports[1]
-        with pytest.raises(
-            TimeoutError, match=rf"at 127\.0\.0\.1, ports {ports[0]}, {ports[1]}, within 1 s: see whether"
-        ):
+        told = rf"at 127\.0\.0\.1, ports {ports[0]}, {ports[1]}, within 1 s: see whether"
+        with pytest.raises(TimeoutError, match=told):
             rendezvous.find("127.0.0.1", ports, "17.3", 1)  # of another step
         program.stdin.close()
         assert program.stdout.read() == ""  # nobody holds the program's output open
@@ -221,9 +214,6 @@ def test_a_port_that_is_taken_is_passed_over_and_the_rendezvous_lives_as_long_as
 
 def test_no_port_is_free() -> None:
     ports = free_ports(2)
-    with (
-        somebody(ports[0]),
-        somebody(ports[1]),
-        pytest.raises(OSError, match=rf"^none of the ports {ports[0]}, {ports[1]} is"),
-    ):
+    told = rf"^none of the ports {ports[0]}, {ports[1]} is"
+    with somebody(ports[0]), somebody(ports[1]), pytest.raises(OSError, match=told):
         rendezvous.serve(ports, "17.2", [])

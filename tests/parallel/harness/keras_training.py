@@ -22,11 +22,7 @@ from horovod_partial.policies import GroupAverage, PartialReduce, WeightedAverag
 if keras.backend.backend() == "tensorflow":
     import tensorflow
 
-MODELS = {
-    "group": GroupAverage(2),
-    "ready": PartialReduce(2),
-    "weighted": WeightedAverage(2, 0.9),
-}
+MODELS = {"group": GroupAverage(2), "ready": PartialReduce(2), "weighted": WeightedAverage(2, 0.9)}
 
 on_time = pytest.mark.parametrize("policy", ["full", EVERYBODY])
 
@@ -109,6 +105,11 @@ def reference(
     for number in range(steps):
         step(*joined(world, *range(passes * number, passes * (number + 1))))
     return model, optimizer
+
+
+def as_one(world: World, model: keras.Model, make: Callable[[], Any], steps: int, **options: Any) -> bool:
+    """Whether a model has become what one process makes of all ranks' batches."""
+    return close(weights(model), weights(reference(world, make, steps, **options)[0]))
 
 
 def sgd() -> Any:

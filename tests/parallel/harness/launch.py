@@ -111,10 +111,7 @@ class Processes:
                 made.callback(hosts.remove)
                 self.hosts = hosts.all
                 run = self.hosts[0].command(run)
-                variables |= {
-                    "PARTIAL_TEST_HOST": hosts.own_address,
-                    "PATH": f"{hosts.path}:{os.environ['PATH']}",
-                }
+                variables |= {"PARTIAL_TEST_HOST": hosts.own_address, "PATH": f"{hosts.path}:{os.environ['PATH']}"}
             with self.log.open("wb") as log:
                 self.popen = subprocess.Popen(
                     run,

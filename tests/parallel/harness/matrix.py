@@ -30,12 +30,16 @@ front_end = pytest.mark.launch(**FRONT_END)
 WITH_TWO_RANKS = {**OVER_MPI, "ranks": (2,), "full_ranks": (2, 4)}
 keras_front_end = pytest.mark.launch(**WITH_TWO_RANKS, framework="tensorflow")
 keras_on_torch = pytest.mark.launch(**WITH_TWO_RANKS)
+
+
+def long_cases(*values: Any) -> list[Any]:
+    """Values of a parameter that `make test` leaves to `make test-all`."""
+    return [pytest.param(value, marks=pytest.mark.full_matrix) for value in values]
+
+
 # Horovod without what makes it quick.
-bare = pytest.mark.launch(
-    **WITH_TWO_RANKS,
-    label="bare",
-    environment={"HOROVOD_CACHE_CAPACITY": "0", "HOROVOD_FUSION_THRESHOLD": "0"},
-)
+SLOWEST = {"HOROVOD_CACHE_CAPACITY": "0", "HOROVOD_FUSION_THRESHOLD": "0"}
+bare = pytest.mark.launch(**WITH_TWO_RANKS, label="bare", environment=SLOWEST)
 
 
 @dataclass(frozen=True, order=True)

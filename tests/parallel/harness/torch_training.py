@@ -106,10 +106,11 @@ def make_model(seed: int = 0) -> torch.nn.Sequential:
     )
 
 
-def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(rank: int, step: int, *shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    """Inputs and targets of one rank's step; of the models here, or of these shapes."""
     generator = torch.Generator().manual_seed(1000 * rank + step)
-    x, y = (torch.randn(6, columns, generator=generator, device="cpu") for columns in (4, 2))
-    return x.to(torch.get_default_device()), y.to(torch.get_default_device())
+    parts = [torch.randn(shape, generator=generator, device="cpu") for shape in shapes or ((6, 4), (6, 2))]
+    return tuple(part.to(torch.get_default_device()) for part in parts)
 
 
 def loss_of(model: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
@@ -122,15 +123,26 @@ def wrap(model: torch.nn.Module, sync: Any, make: str = "momentum", **options: A
     return hvd.DistributedOptimizer(MAKERS[make](model), model.named_parameters(), sync=sync, **options)
 
 
-def train(
-    world: World, optimizer: Any, model: torch.nn.Module, steps: int, first: int = 0, seconds: float = 0.0
-) -> None:
+def wrapped(sync: Any, make: str = "momentum", **options: Any) -> tuple[torch.nn.Sequential, Any]:
+    """A model and its distributed optimizer."""
+    model = make_model()
+    return model, wrap(model, sync, make, **options)
+
+
+def take_step(optimizer: Any, loss: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """One step of the plainest loop."""
+    optimizer.zero_grad()
+    value = loss()
+    value.backward()
+    optimizer.step()
+    return value.detach()
+
+
+def train(world: World, optimizer: Any, model: torch.nn.Module, steps: int, first: int = 0, seconds: float = 0) -> None:
     """Take steps, each after so many seconds."""
     for step in range(first, first + steps):
         time.sleep(seconds)
-        optimizer.zero_grad()
-        loss_of(model, world.rank, step).backward()
-        optimizer.step()
+        take_step(optimizer, lambda number=step: loss_of(model, world.rank, number))
 
 
 def weights(model: torch.nn.Module) -> list[float]:

@@ -40,6 +40,10 @@ def network(trainer: Trainer, parameters: Sequence[Any], x: Any, y: Any) -> Any:
     return trainer.mean((trainer.like(values, y) - y) ** 2)
 
 
+def near(numbers: list[float], tolerance: float = 1e-5) -> Any:
+    return pytest.approx(numbers, abs=tolerance)
+
+
 def batch(rank: int, step: int) -> tuple[np.ndarray, np.ndarray]:
     """What a rank trains a network with in a step."""
     generator = np.random.default_rng(1000 * rank + step)

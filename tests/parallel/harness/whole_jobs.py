@@ -34,12 +34,7 @@ class Job:
         self._processes: Processes | None = None
 
     def start(
-        self,
-        program: str,
-        *arguments: str,
-        runner: Sequence[str] = (),
-        options: Sequence[str] = (),
-        **variables: str,
+        self, program: str, *arguments: str, runner: Sequence[str] = (), options: Sequence[str] = (), **variables: str
     ) -> None:
         """Start `programs/<program>.py` under `horovodrun`, with more options of that; with what runs it, if not Python."""
         command = [sys.executable, *runner, str(PROGRAMS / f"{program}.py"), *arguments]

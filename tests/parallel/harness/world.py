@@ -132,3 +132,8 @@ def paced(world: World, delays: str, *, ends_early: bool) -> Iterator[int]:
         else:
             time.sleep(0.008 if slow else 0.002)
         yield number
+
+
+def expected_sum(world: World) -> int:
+    """Of what all ranks give in, which is their number counted from 1."""
+    return sum(rank + 1 for rank in world.ranks)
