@@ -1,7 +1,5 @@
 """Options of the whole test suite."""
 
-from __future__ import annotations
-
 import pytest
 
 

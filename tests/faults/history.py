@@ -20,8 +20,6 @@ Events, by `e`; all have `t`, the seconds of the monotonic clock, which the proc
 | end | the program has come to its end, and Horovod is shut down |
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """Jobs whose ranks run a program of this folder, and files of what was found in them."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

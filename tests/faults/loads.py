@@ -1,7 +1,5 @@
 """What the ranks of a job do together while things go wrong, each step and each result told in the history."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import random

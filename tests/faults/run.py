@@ -6,8 +6,6 @@ With a file of results, seeds that are in it are not run again, so that a long r
 kept where something was wrong.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

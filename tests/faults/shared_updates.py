@@ -4,8 +4,6 @@ A gradient says which micro-batch it is of, who has made it, and of which weight
 update tells all of that. `checker.py` asks these rules too, and has those about waits, torn data and models.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

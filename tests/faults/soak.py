@@ -8,8 +8,6 @@ the end memory, open files and threads of each rank must not have grown in the l
 line is added, the next run goes on with the windows behind those that are in it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -3,8 +3,6 @@
 What a window is follows from its number alone, so that all ranks do the same.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -6,8 +6,6 @@ A try is good when within the time set, from when both are missing, the log name
 of the sleeper and of those that wait are there.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Stops of this process by another one, as a shared machine has them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

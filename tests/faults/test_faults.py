@@ -1,7 +1,5 @@
 """Jobs of real ranks with faults. The default run has a few seeds of each transport; `run.py` runs as many as one likes."""
 
-from __future__ import annotations
-
 import pytest
 from jobs import Setup
 from plan import FATAL, LEAVING, MOMENTS, PASSING, SHARING_MOMENTS, draw

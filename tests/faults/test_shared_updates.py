@@ -1,7 +1,5 @@
 """The rules of work sharing find each kind of violation in a history that was doctored, and none in histories that are sound."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

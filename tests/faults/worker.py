@@ -3,8 +3,6 @@
 It does its load, lets happen to itself what the plan says, and writes its history. It checks nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

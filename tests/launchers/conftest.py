@@ -1,7 +1,5 @@
 """What tests of launchers share: the variables of the job, and what its result must be."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

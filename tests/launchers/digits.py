@@ -5,8 +5,6 @@
 Rank 0 writes what `train` returns.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """An elastic job on a real Ray, one of whose workers is killed: `elastic_on_ray.py RESULT.json` writes what the ranks return."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trains until one rank fails: `python failing.py raise|exit|kill RANK`."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

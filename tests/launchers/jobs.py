@@ -1,7 +1,5 @@
 """Jobs that are sent to workers beside `digits.train`: what users do around a training loop, and what goes wrong."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

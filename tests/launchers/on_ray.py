@@ -1,7 +1,5 @@
 """Jobs on a real Ray, with four workers each: `on_ray.py RESULTS.json` writes what came of them, by their names."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

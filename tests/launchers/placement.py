@@ -1,7 +1,5 @@
 """Says where each rank is, and sees whether Horovod works there, with a process set for which ranks meet once more."""
 
-from __future__ import annotations
-
 import os
 import socket
 

@@ -1,7 +1,5 @@
 """Four epochs with a schedule: saves after each, and goes on from what is saved. The end of the first life is a requeue."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

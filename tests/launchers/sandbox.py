@@ -2,8 +2,6 @@
 loopback, and all of its processes end with the program. Linux's namespaces make it, for any user.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Trains until a signal comes, then all ranks flush, as before a checkpoint."""
 
-from __future__ import annotations
-
 import signal
 
 import torch

@@ -1,7 +1,5 @@
 """A Slurm cluster for tests: a controller and three nodes, each on a host of its own (`harness.hosts`), with four CPUs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Jobs that mpirun starts: what rank 0 alone has set, what ranks set against each other, and the command of docs/launchers.md."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Ours on Ray: `RayExecutor`, how settings come to its workers, what users do around a loop, and an elastic job."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Jobs of Slurm: `horovod-partial srun` over Gloo, and srun over MPI, on the nodes of a cluster of its own."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

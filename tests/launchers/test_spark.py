@@ -1,7 +1,5 @@
 """Ours on Spark: `horovod.spark.run` over both transports, how settings come to its ranks, and what users do around a loop."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from typing import Any

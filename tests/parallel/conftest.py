@@ -4,8 +4,6 @@ The same file is read by the pytest that the user has started and by the pytests
 a test function is not called: its outcome on all ranks is asked for. There it is called, with a `World`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence

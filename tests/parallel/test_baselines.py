@@ -1,7 +1,5 @@
 """The published rivals of `benchmarks/baselines`: whom each averages with, that none loses a step, that none hangs."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

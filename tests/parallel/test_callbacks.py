@@ -1,7 +1,5 @@
 """Callbacks of Keras 3, saved models, and Horovod's optimizer that skips layers."""
 
-from __future__ import annotations
-
 import gc
 import warnings
 from collections.abc import Sequence

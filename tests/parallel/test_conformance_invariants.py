@@ -4,8 +4,6 @@ Rounds under a script are in `test_conformance_rounds.py`, I5 (`Full()` is Horov
 (no hang) in `test_liveness.py` and `test_jobs.py`: every test that waits is one for I6 too.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from typing import Any

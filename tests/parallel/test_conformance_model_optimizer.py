@@ -3,8 +3,6 @@
 What loops of one framework alone have is in `test_model_optimizer.py` and `test_keras*.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ What a call returns follows from its round, whoever was late: that is checked wh
 arrivals is scripted, so are the results.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`hvd.partial_allreduce` of every front end: types, shapes, arguments, errors. All ranks are on time."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

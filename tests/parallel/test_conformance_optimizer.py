@@ -3,8 +3,6 @@
 What a loop of one framework alone has is in `test_optimizer.py`, `test_tensorflow.py` and `test_keras*.py`.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -3,8 +3,6 @@
 The thresholds of rule 7 (a blocked rank) are out of reach here; `test_liveness.py` is about them.
 """
 
-from __future__ import annotations
-
 import time
 
 import pytest

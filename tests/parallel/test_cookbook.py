@@ -1,7 +1,5 @@
 """Every recipe of the cookbook ends with one model, under each policy, with one rank that is slow."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import time

@@ -1,7 +1,5 @@
 """As `test_cookbook`, for Keras on both backends."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import time

@@ -1,7 +1,5 @@
 """Every fenced block of the documents runs, or is checked: `harness/documents.py` has the comments that say which."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

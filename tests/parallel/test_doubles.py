@@ -3,8 +3,6 @@
 Over Gloo, which is linked into Horovod's library and cannot be replaced, the C++ tests with ranks as threads do the same.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Data for `sync=hvd.WorkSharing()`: every sample once, whoever makes its micro-batch."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Buckets end: what optimizers leave behind when they are gone."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

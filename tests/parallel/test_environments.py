@@ -1,7 +1,5 @@
 """Horovod's own settings: each works with partial collectives beside ordinary ones."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from harness.buckets import collect

@@ -1,7 +1,5 @@
 """The digits, which `make demo` trains on, in each framework: a few steps under every policy, table and plots."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

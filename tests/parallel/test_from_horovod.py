@@ -1,7 +1,5 @@
 """docs/from-horovod.md names every public name of Horovod's front ends, and says rightly what it is here."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """I5: `Full()` is Horovod's own path, bit for bit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import horovod.torch

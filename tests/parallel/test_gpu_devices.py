@@ -1,7 +1,5 @@
 """What the devices of ranks mean in a job on GPUs, or on the double of one (`make test-gpu-double`): joins, zeros, mixed jobs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 What they compute there is tested by the other files, which do not say where.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from typing import Any

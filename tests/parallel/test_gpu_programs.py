@@ -1,7 +1,5 @@
 """What tools/gpu_check.py runs on a GPU beside the tests, here on the CPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ needs CUDA itself runs with `--device=cuda` alone. No test here has "eager" or "
 those for TensorFlow's, and leaves them out.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@
 was late.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import defaultdict
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """After a flush there is one model, whatever a plain loop does around its steps."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

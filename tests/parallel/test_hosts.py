@@ -1,7 +1,5 @@
 """Jobs on several hosts. `--hosts` spreads other tests over hosts too: `make test-hosts`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from harness.torch_training import take_step

@@ -1,7 +1,5 @@
 """How a job ends: well, by a kill, by a signal, by an exception."""
 
-from __future__ import annotations
-
 import re
 import signal
 import time

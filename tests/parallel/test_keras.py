@@ -1,7 +1,5 @@
 """`DistributedOptimizer` on Keras 3 with TensorFlow: what is not in `test_keras_backends`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import keras

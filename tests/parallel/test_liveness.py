@@ -1,7 +1,5 @@
 """I6: nobody hangs. Ranks that do unequal work, join, leave, or wait for each other elsewhere (protocol, rules 7 and 8)."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Many more ranks than cores. Starting them takes a minute or two, so these run with the full matrix only."""
 
-from __future__ import annotations
-
 import pytest
 from harness.whole_jobs import Job
 

@@ -1,7 +1,5 @@
 """`merging=hvd.MergedGradients()`: measured plans, and buckets that change between two steps."""
 
-from __future__ import annotations
-
 import copy
 import re
 import time

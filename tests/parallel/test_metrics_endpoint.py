@@ -1,7 +1,5 @@
 """The metrics of running jobs, read over HTTP: by our reader, and by a real Prometheus."""
 
-from __future__ import annotations
-
 import http
 import json
 import re

@@ -4,8 +4,6 @@ Forms of training that all policies have are in `test_optimizer.py`, and `test_c
 PyTorch shares with Keras.
 """
 
-from __future__ import annotations
-
 import copy
 import time
 from typing import Any

@@ -3,8 +3,6 @@
 Whoever was late, however the gradients are clipped, scaled and scheduled, and whoever ended first.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

@@ -1,7 +1,5 @@
 """PyTorch's own forms of `hvd.partial_allreduce`; `test_conformance_operations.py` has what all front ends share."""
 
-from __future__ import annotations
-
 import re
 import weakref
 from typing import Any

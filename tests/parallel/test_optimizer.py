@@ -3,8 +3,6 @@
 What averages of models alone have is in `test_model_optimizer.py`.
 """
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable, Sequence

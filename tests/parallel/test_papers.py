@@ -1,7 +1,5 @@
 """`benchmarks/papers`: each experiment in its smoke form, and the documents as the stored figures make them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Process sets that come and go while ranks train: made and removed in different rounds, used again, and overlapping."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Programs for Horovod, unedited, with ours in its place: `horovod-partial run`."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from pathlib import Path

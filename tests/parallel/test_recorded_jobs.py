@@ -1,7 +1,5 @@
 """Recordings of real jobs: who is slow shows, whatever the policy, the framework and the end."""
 
-from __future__ import annotations
-
 import re
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rounds under a script beside other collectives, with PyTorch's handles; `test_conformance_rounds.py` has the rest."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from harness.fronts import front_of

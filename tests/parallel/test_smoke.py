@@ -1,7 +1,5 @@
 """A little of everything, with few and with many ranks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from harness.buckets import collect

@@ -1,7 +1,5 @@
 """A long wait explains itself: who waits, who is missing, who is stopped, and where their programs are (protocol, rule 14)."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

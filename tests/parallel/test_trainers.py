@@ -1,7 +1,5 @@
 """Lightning and Accelerate around ours, beyond the loops of the cookbook: schedules, saving and resuming, and what is refused."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Whole trainings: late ranks under a script, and checkpoints."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The programs with real work, each for a few steps, and the quotas under which the benchmark runs them."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

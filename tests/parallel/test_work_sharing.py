@@ -1,7 +1,5 @@
 """`sync=hvd.WorkSharing()`: the micro-batches of an update belong to all ranks (docs/protocol.md, rule 17)."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import time

@@ -1,7 +1,5 @@
 """`sync=hvd.WorkSharing()` in Keras: on TensorFlow here, and on PyTorch in `test_work_sharing_keras_torch`."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Arguments of a wrong kind in every public function of `horovod_partial.torch`; those of optimizers are in `test_conformance_optimizer`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Settings of the tests in one process."""
 
-from __future__ import annotations
-
 from hypothesis import settings
 
 # No test is timed. Everything else, such as what hypothesis chooses where CI is set, stays.

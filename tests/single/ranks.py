@@ -1,7 +1,5 @@
 """A process set without Horovod."""
 
-from __future__ import annotations
-
 from horovod.common.process_sets import ProcessSet
 
 

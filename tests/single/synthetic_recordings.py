@@ -4,8 +4,6 @@ The files are in the format of docs/slow-ranks.md. Times of the job are in secon
 (1 + drift) * time`.
 """
 
-from __future__ import annotations
-
 import heapq
 import json
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """What a recording advises: rates that are predicted, and the policy that is chosen."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Attaching to libraries that are test doubles of Horovod."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

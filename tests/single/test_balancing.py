@@ -1,7 +1,5 @@
 """`hvd.BalancedBatchSampler`: which samples each rank has in a step."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 

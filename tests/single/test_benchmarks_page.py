@@ -4,8 +4,6 @@ A section names its files of `benchmarks/results` in a comment under its heading
 files, or one in a key, rounds to it; also 100 and 1,000 times such a number, for percent and milliseconds.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The specification of a bucket: what Python hands to the core in one piece."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

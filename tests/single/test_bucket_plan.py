@@ -1,7 +1,5 @@
 """Which gradients travel together."""
 
-from __future__ import annotations
-
 import torch
 from horovod.torch.compression import Compression
 from hypothesis import given

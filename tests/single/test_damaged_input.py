@@ -1,7 +1,5 @@
 """Texts and files that users write, or that something has damaged: what cannot be read is a ValueError, and nothing else."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Which tensors a partial collective takes, by the device that they lie on. What runs on a GPU is not tested here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

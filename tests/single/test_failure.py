@@ -1,7 +1,5 @@
 """Which ends of a process are failures."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Horovod that is initialised by its own `init`, and more than once."""
 
-from __future__ import annotations
-
 import pytest
 from interpreter import run_apart
 

@@ -1,7 +1,5 @@
 """tools/gpu_check.py without a GPU: which steps run, what is written down of them, and what is blanked in NCCL's library."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import lzma

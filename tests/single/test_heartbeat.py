@@ -1,7 +1,5 @@
 """Signs of life: what is asked of whom before they begin, with the other ranks' answers in place of theirs."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Import: what is checked, and what is said where it does not fit. Also operations before `init`."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """What is missing for an installation is told in one line. `make matrix` installs everything, on bare systems."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

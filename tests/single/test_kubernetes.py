@@ -1,7 +1,5 @@
 """The manifest for Kubeflow's MPI operator, against the published definition of an MPIJob."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The log: one for Python and for the hooks, at the level of the settings."""
 
-from __future__ import annotations
-
 import pytest
 from interpreter import run_apart
 

@@ -1,7 +1,5 @@
 """Plans of merged gradients: fits, rules, files, arguments."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

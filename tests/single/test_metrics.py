@@ -1,7 +1,5 @@
 """Metrics of a job: their names, what `horovod-partial top` makes of them, and who may read them."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import re

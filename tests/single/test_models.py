@@ -1,7 +1,5 @@
 """Averages of models: which weights and tests of the papers, and which tensors travel."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every public name of the installed Horovod's front ends is here under ours, and takes the same arguments; and our own names."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Which NCCL Horovod uses, and whether a process holds two: with libraries that stand in for NCCL and for Horovod's."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

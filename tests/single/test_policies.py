@@ -1,7 +1,5 @@
 """Policies: their names, their arguments, and what the core is told of them."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import re

@@ -1,7 +1,5 @@
 """Recordings, read back: what is missing is told, clocks are compared, and steps are those that were written."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reports of recorded jobs: who is slow, and where the time went; as text and page."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

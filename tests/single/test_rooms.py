@@ -1,7 +1,5 @@
 """Who may import whom within the package: the arrows of docs/architecture.md."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

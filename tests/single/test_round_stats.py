@@ -1,7 +1,5 @@
 """Statistics: from the counts of the core to something to read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

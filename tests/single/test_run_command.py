@@ -1,7 +1,5 @@
 """`horovod-partial run`: the command, and what it makes of modules, on one rank."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

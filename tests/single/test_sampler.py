@@ -1,7 +1,5 @@
 """`DynamicShardingSampler`: which samples each micro-batch has."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Environment variables: names, values, and what comes first."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The simulator: costs, delays, traces, and figures that are known beforehand."""
 
-from __future__ import annotations
-
 import math
 import sys
 from pathlib import Path

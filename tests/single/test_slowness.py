@@ -1,7 +1,5 @@
 """Which ranks are slow, and in what way: jobs drawn from a seed, and some that were made by hand."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

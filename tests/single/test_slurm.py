@@ -1,7 +1,5 @@
 """`horovod-partial srun`: what it makes of Slurm's variables, and how ranks find each other, on one machine."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """Arguments that `DistributedOptimizer` and `DistributedGradientTape` refuse on every front end."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What tests need to know of buckets beyond the public interface."""
 
-from __future__ import annotations
-
 import torch
 
 from horovod_partial.torch.operations import runtime

@@ -1,7 +1,5 @@
 """What a document tells its reader to type, checked without being run: programs and files exist, and options are known."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -4,8 +4,6 @@ The first optimizer of a process imports the compiler, only to tell it that it m
 takes seconds of a core, and most launches have more ranks than there are cores.
 """
 
-from __future__ import annotations
-
 import sys
 import types
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Cases that meet each pair of values, instead of all combinations."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Mapping, Sequence

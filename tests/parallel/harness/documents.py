@@ -7,8 +7,6 @@
 What a program prints has the language `text`, and needs no comment. Directives of Sphinx are tested by `make docs`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

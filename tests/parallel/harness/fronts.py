@@ -4,8 +4,6 @@ A test that takes the fixture `front` is a case for all of them. It makes and re
 begins operations with `bind`.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import re

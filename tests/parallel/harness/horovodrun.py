@@ -1,7 +1,5 @@
 """`horovodrun`, told what Horovod was built with: to find out it imports TensorFlow, twice, which takes seconds."""
 
-from __future__ import annotations
-
 import sys
 
 from horovod.runner import launch

@@ -3,8 +3,6 @@
 They share files and processes. Making them needs root, Linux, iproute2, nftables and OpenSSH's server.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """One `horovodrun`: starts it, follows its ranks, and kills it where they hang."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

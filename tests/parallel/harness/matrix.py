@@ -1,7 +1,5 @@
 """Which tests run with how many ranks, over which transport, with which environment."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass, field
 from typing import Any

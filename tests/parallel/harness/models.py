@@ -1,7 +1,5 @@
 """Averages of models in groups of ranks: one rank's model, and what must have become of all."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any

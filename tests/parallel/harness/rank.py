@@ -6,8 +6,6 @@ FOLDER holds `plan.json`; every rank writes `rank.<n>.pid`, `rank.<n>.events` (a
 SIGUSR1, `rank.<n>.dump` there.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import importlib
 import json

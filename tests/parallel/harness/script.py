@@ -1,7 +1,5 @@
 """Rounds under a script: who arrives when is fixed by events between the ranks, and every figure is known beforehand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a job has written about a long wait."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Models, steps and optimizers for tests of `DistributedOptimizer` on PyTorch."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Iterator

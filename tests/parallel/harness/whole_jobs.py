@@ -3,8 +3,6 @@
 The programs are in `tests/parallel/programs`. A test takes the fixture `job`; nothing of it runs on the ranks.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -3,8 +3,6 @@
 Arrivals are scripted with it: a rank says that it has done something, another waits to hear it. No test sleeps.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle

@@ -4,8 +4,6 @@ Rank 0 is Horovod without us, which adds to the handshake what no version adds. 
 rank keeps quiet about a wait.
 """
 
-from __future__ import annotations
-
 import time
 
 import torch

@@ -1,7 +1,5 @@
 """What the programs share: notes for the test that has started them."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import signal

@@ -1,7 +1,5 @@
 """Trains where rank 1 does something else than the others: `disagree.py KIND`. Notes the error, and how long it took."""
 
-from __future__ import annotations
-
 import sys
 import time
 

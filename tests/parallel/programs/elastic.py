@@ -4,8 +4,6 @@ A rank on the host 127.0.0.1, as the job calls it, kills itself on the way, betw
 to end with one rank. WHERE is `inside` if the elastic function wraps an optimizer of its own each time it is called.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

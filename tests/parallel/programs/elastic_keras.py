@@ -1,7 +1,5 @@
 """As `elastic.py`, by `model.fit`: `elastic_keras.py POLICY FINAL_SIZE`. The rank that kills itself does so between batches."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ A sample's gradient is 1 in the weight of its number, so the weights tell how of
 the host 127.0.0.1, as the job calls it, kills itself in the second epoch.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

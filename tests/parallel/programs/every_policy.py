@@ -5,8 +5,6 @@
 Without other ranks no round is late. tools/gpu_check.py runs this on a GPU, and under compute-sanitizer.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from typing import Any

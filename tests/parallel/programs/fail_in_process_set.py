@@ -3,8 +3,6 @@
 Who waits leaves a note of that error, and of the one that it gets when it begins the next operation.
 """
 
-from __future__ import annotations
-
 import torch
 from common import RANK, at_the_end, note, wait_for_note
 

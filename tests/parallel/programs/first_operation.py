@@ -3,8 +3,6 @@
 `init` is Horovod's own, so that the first operation shakes hands. Horovod's log tells when rank 0 does.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 

@@ -1,7 +1,5 @@
 """Each rank trains, and forks a child that ends as a program does, by its exit handlers. Notes the child's status."""
 
-from __future__ import annotations
-
 import os
 import sys
 

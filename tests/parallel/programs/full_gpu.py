@@ -1,7 +1,5 @@
 """A GPU has no memory left where rank RANK is late with a bucket: `full_gpu.py RANK BYTES`. Notes the error."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

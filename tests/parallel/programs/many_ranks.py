@@ -1,7 +1,5 @@
 """Trains under each policy with ranks of random speed, and compares the replicas; then the last rank is killed."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

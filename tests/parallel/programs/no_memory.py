@@ -1,7 +1,5 @@
 """The double of a GPU has no memory left where rank RANK is late: `no_memory.py RANK`. Notes the error."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 

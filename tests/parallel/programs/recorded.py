@@ -3,8 +3,6 @@
 WHAT is `whole`, `metric` (with an average over the ranks in each step), `late` (recorded by the program, from step 5 on), `uneven` (each rank takes 10 steps more than the one before, and joins), `again` (Horovod is initialised twice) or `for_ever`.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 import time

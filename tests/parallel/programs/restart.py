@@ -1,7 +1,5 @@
 """`shutdown`, then `init`: a new generation, in which nothing of the old one is left."""
 
-from __future__ import annotations
-
 import torch
 from common import RANK, note
 

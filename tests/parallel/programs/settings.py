@@ -1,7 +1,5 @@
 """Notes what `init` makes of a variable that one rank alone has: `settings.py RANK VALUE`, of the policy."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """A wait that a shutdown on this rank ends: it raises, it does not hang."""
 
-from __future__ import annotations
-
 import threading
 
 import torch

@@ -5,8 +5,6 @@ WHAT rank 2 does: "asleep", "keeps-lock" of the interpreter in a call of C, "sto
 rank 0 is stopped. With "nobody" no rank waits for any: all compute for long, and come to their end one after the other.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

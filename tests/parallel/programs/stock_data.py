@@ -1,7 +1,5 @@
 """Data of the programs for Horovod and TensorFlow, and the weights that one process gets from all of them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 STEPS, BATCH = 16, 4

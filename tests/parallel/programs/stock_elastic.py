@@ -1,7 +1,5 @@
 """An elastic program for Horovod and PyTorch, which trains until it has had three ranks for a while."""
 
-from __future__ import annotations
-
 import horovod.torch as hvd
 import torch
 from common import count_step, note

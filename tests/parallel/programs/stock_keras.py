@@ -1,7 +1,5 @@
 """A program for Horovod and Keras: `stock_keras.py MODULE [no-callbacks]`. MODULE is one of Horovod's two for Keras."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 

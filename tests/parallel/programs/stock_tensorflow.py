@@ -1,7 +1,5 @@
 """A program for Horovod and TensorFlow, with a tape over a model of Keras."""
 
-from __future__ import annotations
-
 import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf

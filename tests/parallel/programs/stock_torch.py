@@ -1,7 +1,5 @@
 """A program for Horovod and PyTorch, in each form of import: `stock_torch.py WHAT`, where that is `ends`, `exits` or `fails`."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import time

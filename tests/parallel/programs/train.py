@@ -1,7 +1,5 @@
 """Trains for ever, or until something happens: `train.py POLICY WHAT`, see `common.is_over` for what that may be."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 

@@ -1,7 +1,5 @@
 """As `train.py`, by `model.fit`: `train_keras.py POLICY WHAT`."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """PyTorch's and TensorFlow's Horovod in one process: `two_frameworks.py torch|tensorflow`, which names the first import."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 
