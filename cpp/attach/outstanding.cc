@@ -52,4 +52,15 @@ Time OutstandingWatch::Since(hvd::HorovodGlobalState& state, Time now) {
   return since_;
 }
 
+std::vector<PossibleArrivals::Collective> OutstandingWatch::All(hvd::HorovodGlobalState& state) {
+  std::vector<PossibleArrivals::Collective> outstanding;
+  for (const std::int32_t id : state.process_set_table.Ids()) {
+    auto& queue = QueueAccess::Of(*state.process_set_table.Get(id).controller);
+    std::lock_guard<std::mutex> lock(queue.mutex_);
+    for (const auto& row : queue.tensor_table_)
+      if (!IsOurs(row.first)) outstanding.push_back({row.first, row.second.context});
+  }
+  return outstanding;
+}
+
 }  // namespace horovod_partial::attach

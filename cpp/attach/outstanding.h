@@ -6,9 +6,11 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "attach/horovod.h"
 #include "core/values/types.h"
+#include "engine/possible_arrivals.h"
 
 namespace horovod_partial::attach {
 
@@ -39,6 +41,8 @@ class OutstandingWatch {
   // Returns when the watched collective was first seen, or kNever if none is outstanding. The background thread must
   // call this in each cycle.
   Time Since(hvd::HorovodGlobalState& state, Time now);
+  // Returns all collectives of Horovod's own that are outstanding in any process set. Background thread only.
+  static std::vector<PossibleArrivals::Collective> All(hvd::HorovodGlobalState& state);
   // Returns how often the watched collective has changed, to another one or to none. By this number the heartbeat
   // monitor tells waits apart. Any thread may call this.
   std::uint64_t changes() const { return changes_; }

@@ -117,6 +117,8 @@ const std::shared_ptr<PossibleArrivals>& PossibleArrivalsOfProcess() {
 Time Session::ForeignSince(Time now) {
   if (state_ == nullptr) return kNever;
   ++cycles_;
+  const auto& arrivals = PossibleArrivalsOfProcess();
+  if (arrivals->AwaitsForeign()) arrivals->EndForeignWaits(OutstandingWatch::All(*state_));
   return foreign_.Since(*state_, now);
 }
 

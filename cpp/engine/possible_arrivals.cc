@@ -75,14 +75,16 @@ PossibleArrivals::ForeignWait::ForeignWait(std::shared_ptr<PossibleArrivals> bri
   ++owner_->events_;
   before_ = self_->parked_since;
   self_->parked_since = std::min(before_, now);
-  owner_->parked_.insert(self_.get());
+  self_->awaits.reset();
+  owner_->parked_.insert(self_);
 }
 
 PossibleArrivals::ForeignWait::~ForeignWait() {
   std::lock_guard<std::mutex> lock(owner_->mutex_);
   ++owner_->events_;
   self_->parked_since = before_;
-  if (before_ == kNever) owner_->parked_.erase(self_.get());
+  self_->awaits.reset();
+  if (before_ == kNever) owner_->parked_.erase(self_);
 }
 
 void PossibleArrivals::Polled(bool over, Time now) {
@@ -92,10 +94,42 @@ void PossibleArrivals::Polled(bool over, Time now) {
   ++events_;
   if (over) {
     self->polled = kNever;
+    pollers_.erase(self);
     return;
   }
+  self->awaits.reset();
+  pollers_.insert(self);
   if (self->polled == kNever || now - self->polled > kPollGap) self->polls_since = now;
   self->polled = now;
+}
+
+bool PossibleArrivals::AwaitsForeign() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return !parked_.empty() || !pollers_.empty();
+}
+
+void PossibleArrivals::EndForeignWaits(const std::vector<Collective>& outstanding) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto has_ended = [&](const Collective& each) {
+    return std::find(outstanding.begin(), outstanding.end(), each) == outstanding.end();
+  };
+  const auto end_those_of = [&](auto& threads, Time Bringer::* since) {
+    for (auto it = threads.begin(); it != threads.end();) {
+      Bringer& thread = **it;
+      if (!thread.awaits) thread.awaits = outstanding;
+      auto& awaits = *thread.awaits;
+      awaits.erase(std::remove_if(awaits.begin(), awaits.end(), has_ended), awaits.end());
+      if (thread.lives && !awaits.empty()) {
+        ++it;
+        continue;
+      }
+      ++events_;
+      thread.*since = kNever;
+      it = threads.erase(it);
+    }
+  };
+  end_those_of(parked_, &Bringer::parked_since);
+  end_those_of(pollers_, &Bringer::polled);
 }
 
 PossibleArrivals::Bucket::Bucket(std::shared_ptr<PossibleArrivals> bringers, const void* engine, std::string name)
@@ -401,8 +435,8 @@ PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, cons
   // A rank that has used no bucket yet has no bringers, for example because it runs with another policy.
   const bool unused =
       std::all_of(buckets_.begin(), buckets_.end(), [](const Bucket* bucket) { return IsOfFlushes(bucket->name_); });
-  const bool parked_before_training = unused && std::any_of(parked_.begin(), parked_.end(), [&](const Bringer* thread) {
-                                        return is_parked(thread, thresholds.silence);
+  const bool parked_before_training = unused && std::any_of(parked_.begin(), parked_.end(), [&](const auto& thread) {
+                                        return is_parked(thread.get(), thresholds.silence);
                                       });
   const bool out_before_training = parked_before_training || (unused && !foreign.told && foreign.since != kNever &&
                                                               passed(foreign.since + thresholds.silence));

@@ -9,6 +9,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -39,13 +40,25 @@ struct Caller {
 // another. All functions are thread-safe. The mutex guards all members, and no other lock is taken while it is held.
 class PossibleArrivals {
  public:
+  // A collective of Horovod's own that has not ended. `context` tells it from later ones of the same name.
+  struct Collective {
+    std::string name;
+    std::weak_ptr<const void> context;
+    bool operator==(const Collective& other) const {
+      return name == other.name && !context.owner_before(other.context) && !other.context.owner_before(context);
+    }
+  };
+
   // A bringer: a thread that contributes to buckets, or a set of TensorFlow graphs that run one after the other.
   struct Bringer {
     std::atomic<bool> lives{true};
-    Time waits_since = kNever;      // since when the bringer has waited for a round or in a flush, or kNever
-    Time parked_since = kNever;     // when the bringer began to wait in a collective of Horovod's own, if known
-    Time polled = kNever;           // when the bringer last polled a collective of Horovod's own that had not finished
-    Time polls_since = kNever;      // when the bringer began to poll Horovod's own collectives at short intervals
+    Time waits_since = kNever;   // since when the bringer has waited for a round or in a flush, or kNever
+    Time parked_since = kNever;  // when the bringer began to wait in a collective of Horovod's own, if known
+    Time polled = kNever;        // when the bringer last polled a collective of Horovod's own that had not finished
+    Time polls_since = kNever;   // when the bringer began to poll Horovod's own collectives at short intervals
+    // The bringer waits for one of these collectives, or polls it: those that were outstanding when the background
+    // thread first looked after the wait began, and that have not ended since. Without a value: it has not looked yet.
+    std::optional<std::vector<Collective>> awaits;
     const void* flushes = nullptr;  // the process set in whose flush the bringer waits (its engine's address), or null
     bool graphs = false;
   };
@@ -123,6 +136,11 @@ class PossibleArrivals {
   };
   // Records that the calling thread has polled a collective of Horovod's own. `over`: true if the collective is over.
   void Polled(bool over, Time now);
+  // Returns true if some thread waits for a collective of Horovod's own, or has polled one in vain. Then the background
+  // thread must call EndForeignWaits in each cycle, with all collectives of Horovod's own that are outstanding. It ends
+  // the waits for those that are not. Their threads may come at any time, though they may not have run yet.
+  bool AwaitsForeign() const;
+  void EndForeignWaits(const std::vector<Collective>& outstanding);
 
   // Returns how many events have changed the answer of Look, or may have done so. The end of a thread is not counted.
   std::uint64_t events() const { return events_; }
@@ -205,8 +223,9 @@ class PossibleArrivals {
   std::shared_ptr<Bringer> all_graphs_;  // the one bringer of all graphs that have never been in progress together
   int open_ = 0;                         // the number of buckets with a contribution whose round has not begun
   int waiting_ = 0;                      // the number of bringers that wait
-  std::set<const Bringer*> parked_;      // the threads that wait in a collective of Horovod's own
-  Time active_{0};                       // when a thread last contributed, collected a result, or left a flush
+  std::set<std::shared_ptr<Bringer>> parked_;   // the threads that wait in a collective of Horovod's own
+  std::set<std::shared_ptr<Bringer>> pollers_;  // the threads that have polled one in vain
+  Time active_{0};                              // when a thread last contributed, collected a result, or left a flush
 };
 
 }  // namespace horovod_partial

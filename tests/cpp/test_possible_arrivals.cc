@@ -182,6 +182,43 @@ TEST_F(PossibleArrivalsTest, AThreadInAForeignCollectiveIsAbsent) {
   EXPECT_TRUE(Look().absent.empty()) << "not for long";
 }
 
+// Whoever has the core: the thread may not have run since.
+TEST_F(PossibleArrivalsTest, AThreadWhoseCollectiveIsOverMayCome) {
+  others_.reset();
+  waits_.reset();
+  Run(*bucket_, first_);
+  const auto context = std::make_shared<int>();
+  const PossibleArrivals::Collective awaited{"loss", context};
+  const PossibleArrivals::Collective later{"loss", std::make_shared<int>()};
+  const auto wait = Park(first_);
+  ASSERT_TRUE(arrivals_->AwaitsForeign());
+  now_ += 101ms;
+  arrivals_->EndForeignWaits({awaited});
+  EXPECT_FALSE(Look().absent.empty());
+  arrivals_->EndForeignWaits({later, awaited});
+  EXPECT_FALSE(Look().absent.empty());
+  arrivals_->EndForeignWaits({later});
+  EXPECT_TRUE(Look().absent.empty());
+  EXPECT_FALSE(Look().blocked);
+  EXPECT_FALSE(arrivals_->AwaitsForeign());
+}
+
+TEST_F(PossibleArrivalsTest, AThreadThatPollsACollectiveThatIsOverMayCome) {
+  others_.reset();
+  waits_.reset();
+  Run(*bucket_, first_);
+  const PossibleArrivals::Foreign foreign{now_, true};
+  for (int i = 0; i < 3; ++i) {
+    first_.Do([&] { arrivals_->Polled(false, now_); });
+    now_ += 60ms;
+  }
+  arrivals_->EndForeignWaits({{"loss", std::make_shared<int>()}});
+  EXPECT_FALSE(Look(foreign).absent.empty());
+  arrivals_->EndForeignWaits({});
+  EXPECT_TRUE(Look(foreign).absent.empty());
+  EXPECT_FALSE(arrivals_->AwaitsForeign());
+}
+
 TEST(PossibleArrivalsOfNothingTest, AProcessWithoutBucketsIsAbsentInAForeignCollective) {
   const auto arrivals = std::make_shared<PossibleArrivals>();
   const auto look = [&](bool told) {
