@@ -1,7 +1,5 @@
 """What ranks tell of their replicas, to compare them."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np
