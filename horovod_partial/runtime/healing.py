@@ -252,27 +252,32 @@ class Introduction:
         self._meeting = meeting
         self._start: Posted | None = meeting.post(name, mine)
 
-    def tell(self) -> None:
-        """Log a warning if the ranks began with different models. Does nothing before all hashes are there.
+    def tell(self, *, claims: bool) -> bool:
+        """Log a warning if the ranks began with different models. Returns False before all hashes are there.
 
-        It never waits, because a rank that had joined may begin much later than the others.
+        It never waits, because a rank that had joined may begin much later than the others. With `claims` the calling
+        thread arrives at the meeting's buckets from now on, since a gradient hook may have begun them on another one.
         """
-        if self._start is None or not self._start.handle.poll():
-            return
+        if self._start is None:
+            return True
+        if not self._start.handle.poll():
+            return False
         start, self._start = self._start, None
-        self._meeting.come()  # this thread waits for a sum that a gradient hook may have begun on another thread
+        if claims:
+            self._meeting.come()
         try:
             digests, members = self._meeting.result(start)
         except _TooLateError:
-            return
+            return True
         differ = [rank for rank in members if digests[rank] != digests[members[0]]]
         if differ and self._meeting.rank == members[0]:
             log.logger.warning(
                 "ranks begin with different models: the parameters of rank(s) %s are not those of rank %d. Call "
-                "hvd.broadcast_parameters and its kin before the first step",
+                "hvd.broadcast_parameters and its kin before the first step, or hvd.broadcast_variables in Keras",
                 _listed(differ),
                 members[0],
             )
+        return True
 
 
 def compare(

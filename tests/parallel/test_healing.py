@@ -24,8 +24,8 @@ POLICIES = [pytest.param("full", marks=LONG), "majority", "solo"]
 class Loop(Classifier):
     """A small training, of which rank 0 is slow."""
 
-    def __init__(self, world: World, policy: str, prefix: str = "") -> None:
-        super().__init__(world, lambda parameters: torch.optim.Adam(parameters, lr=0.01), policy, prefix)
+    def __init__(self, world: World, policy: str, prefix: str = "", **options: Any) -> None:
+        super().__init__(world, lambda parameters: torch.optim.Adam(parameters, lr=0.01), policy, prefix, **options)
         self.ends_with: Callable[[], None] = lambda: None
 
     def loss(self) -> torch.Tensor:
@@ -251,6 +251,27 @@ def test_what_parts_replicas_is_told(world: World, caplog: pytest.LogCaptureFixt
     loop.step()
     loop.check()
     assert runtime.healed[names[0]] == 1
+    world.barrier()
+
+
+@pytest.mark.usefixtures("heals")
+def test_ranks_that_begin_with_different_models_are_told(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """But not if a program only changes parameters between two backward passes, by each rank's own gradients."""
+    for apart in (False, True):
+        loop = Loop(world, "majority", backward_passes_per_step=2)
+        weight = loop.model[0].weight.data
+        weight += apart * world.rank
+        for _ in range(3):
+            loop.loss().backward()
+            kept = weight.clone()
+            weight += world.rank
+            loop.loss().backward()
+            weight.copy_(kept)
+            loop.optimizer.step()
+            loop.optimizer.zero_grad()
+        told = "the parameters of rank(s) 1, 2, 3 are not those of rank 0" in caplog.text
+        assert told == (apart and world.rank == 0)
+        loop.check()
     world.barrier()
 
 
