@@ -9,7 +9,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from horovod.common.process_sets import ProcessSet
@@ -144,6 +144,7 @@ class GradientExchange(ABC):
         self.name = name
         self.replica_of = replica_of
         self._owner = owner
+        self._introduction: healing.Introduction | None = None  # compares the variables of all ranks at the start
         self.process_set: ProcessSet = arguments["process_set"]
         self._full = isinstance(sync, Full)
         self.unscaled = skips_nonfinite and not isinstance(sync, Full)
@@ -274,6 +275,18 @@ class GradientExchange(ABC):
     def _own(self, names: Iterable[str]) -> None:
         if self._owner is not None:
             self.runtime.own(self._owner, self.process_set.process_set_id, names)
+
+    def introduce(self, variables: Mapping[healing.Key, healing.Array]) -> None:
+        """Begin to compare the variables that the ranks begin to train. From now on flushes compare replicas, too."""
+        meeting = self.runtime.meet(self.process_set)
+        if meeting is not None:
+            start = f"{healing.PREFIX}start.{self.name}"
+            self._own([start])
+            self._introduction = healing.Introduction(meeting, start, variables)
+
+    def tell(self) -> bool:
+        """Log a warning if the ranks began with different variables. Returns False while that is not known."""
+        return self._introduction is None or self._introduction.tell(claims=False)
 
     def _bucket_spec(self, members: Sequence[str] = ()) -> _core.BucketSpec:
         return bucket_config.arguments(

@@ -25,9 +25,9 @@ from horovod_partial.exchange.names import InstanceNames
 from horovod_partial.exchange.wrapping import subclass
 from horovod_partial.keras.backend import backend
 from horovod_partial.keras.models import ModelExchange
-from horovod_partial.keras.replica import replica_of
+from horovod_partial.keras.replica import arrays_of, replica_of
 from horovod_partial.keras.steps import Rates, follow_steps, inner
-from horovod_partial.keras.work_sharing import WorkSharingExchange
+from horovod_partial.keras.work_sharing import WorkSharingExchange, weakly
 from horovod_partial.policies import Full, LateGradients, ModelPolicy, Policy, SharedUpdates, WorkSharing
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.settings import settings
@@ -199,6 +199,8 @@ class _State:
         self._tenure = Tenure(backend.runtime)  # the generation of Horovod in which the exchange was made
         self._progress: _Progress | None = None  # counts of steps, now and at the last flush; None before first use
         self._has_warned = False
+        # Whether a warning that the ranks began with different models may come. A graph calls Python only if it is True.
+        self._may_tell = keras.Variable(False, dtype="bool", trainable=False)
 
     @property
     def _has_rounds(self) -> bool:
@@ -248,15 +250,39 @@ class _State:
                     owner=_attach.Owner(),
                     replica_of=replica_of(optimizer),
                 )
-                if self._has_rounds:
-                    backend.runtime.meet(process_set)
-                    self._follow(optimizer)
                 for variable in self._local:
                     exchange.register_local(variable)
+                if self._has_rounds:
+                    self._introduce(
+                        exchange, [each for each in optimizer._trainable_variables if not exchange.is_local(each)]
+                    )
+                    self._follow(optimizer)
                 made = exchange
             self._made = made
             self._tenure.enter()
         return made
+
+    def _introduce(self, exchange: GradientExchange, variables: Sequence[Any]) -> None:
+        with backend.outside_graphs():
+            exchange.introduce(arrays_of(variables))
+            self._may_tell.assign(True)
+
+    @backend.uncompiled  # type: ignore[untyped-decorator]
+    def _tell(self) -> None:
+        """Warn in one of the first steps, in eager code or in a graph, if the ranks began with different models."""
+        has_told = weakly(self._has_told)  # refers weakly: a graph keeps this function, but must not keep the exchange
+
+        def ask() -> None:
+            backend.when_it_runs(has_told, dtype="bool")
+
+        if self._has_rounds:
+            keras.ops.cond(self._may_tell.value, ask, lambda: None)
+
+    def _has_told(self) -> bool:
+        made = self._current()
+        is_over = not isinstance(made, GradientExchange) or made.tell()
+        self._may_tell.assign(not is_over)
+        return is_over
 
     def _follow(self, optimizer: Any) -> None:
         if not self._progress_of(optimizer).follows(optimizer._trainable_variables):
@@ -316,7 +342,7 @@ class _State:
             follow_steps(optimizer)  # called again: a MultiOptimizer makes some of its optimizers only when it is built
             self._follow(optimizer)
             if self._has_rounds and self.process_set.included():
-                backend.runtime.meet(self.process_set)  # from now on flushes compare the ranks' replicas
+                self._introduce(shared, variables)
             self._made = exchange = WorkSharingExchange(
                 shared, variables, self.passes, _applying(optimizer, scales), replica_of(optimizer)
             )
@@ -351,6 +377,7 @@ class _State:
             scale = optimizer.dynamic_scale
             gradients = [None if gradient is None else gradient / scale for gradient in gradients]
         exchange.apply_combined(gradients, variables, _applying(optimizer, exchange.unscaled))
+        self._tell()
         return None
 
     def accumulates(self, optimizer: Any) -> bool:
@@ -365,6 +392,7 @@ class _State:
         if not self.averages:
             gradients = [None if gradient is None else gradient * passes for gradient in gradients]
         exchange.apply_combined(gradients, variables, _updating(optimizer))
+        self._tell()
         # In each round `apply_combined` adds a step's backward passes to `_iterations`. Subtract those that Keras adds.
         optimizer._iterations.assign_sub(passes)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras
@@ -24,6 +24,11 @@ def replica_of(optimizer: Any) -> Callable[[list[Any]], Replica | None]:
         return None if own is None else _Replica(variables, own)
 
     return replica
+
+
+def arrays_of(variables: Iterable[Any]) -> dict[Key, Array]:
+    """Return the contents of variables as bytes. Only for eager code."""
+    return {("weight", index, ""): _bytes_of(variable) for index, variable in enumerate(variables)}
 
 
 def state_of(optimizer: Any) -> list[Any]:
@@ -61,14 +66,15 @@ class _Replica:
         return all(bool(np.isfinite(np.asarray(value, np.float64)).all()) for value in values)
 
     def write(self, arrays: Mapping[Key, Array], numbers: Mapping[Key, Any]) -> dict[Key, float]:
-        apart = {}
+        apart, values = {}, {}
         for key, variable in self._named.items():
             mine = keras.ops.convert_to_numpy(variable)
             if np.array_equal(_bytes_of(variable), arrays[key]):
                 continue
-            value = arrays[key].view(mine.dtype).reshape(mine.shape)
+            value = values[key] = arrays[key].view(mine.dtype).reshape(mine.shape)
             apart[key] = float(np.abs(value.astype(np.float64) - mine.astype(np.float64)).max(initial=0.0))
-            variable.assign(value)
+        for key, value in values.items():  # only when all of them are there
+            self._named[key].assign(value)
         return apart
 
 

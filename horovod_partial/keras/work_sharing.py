@@ -129,6 +129,7 @@ class WorkSharingExchange(MicroBatchSharer):
             self._gradients.add(gradients, arrives=not self._is_alone)
         finally:
             self._is_adding = False
+        self._gradients.tell()
         self._number = None
         self._micro_batches += 1
         is_last = self._is_alone and self._micro_batches == self._passes

@@ -301,8 +301,8 @@ class Runtime:
         if unsettled:
             log.logger.warning(
                 "this rank ends with late contributions that were pending, or with results that it has missed and not "
-                "applied, in %d bucket(s), %s among them: its model differs from those of other ranks. Call "
-                "optimizer.flush() on every rank at the end of training, before a model is saved",
+                "applied, in %d bucket(s), %s among them. So its model may differ from those of other ranks; nothing has compared "
+                "them. Call optimizer.flush() on every rank at the end of training, before a model is saved",
                 len(unsettled),
                 min(unsettled),
             )

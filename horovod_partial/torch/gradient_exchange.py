@@ -186,6 +186,7 @@ class GradientExchange(Exchange):
                 "backward_passes_per_step to accumulate gradients locally."
             )
         self.synchronized = False  # `synchronized` is still True if a GradScaler skipped the previous step
+        self._enter()  # in the first pass, since a program may change parameters between two passes, as for SAM
         self._passes_left[parameter] -= 1
         if self._passes_left[parameter] > 0:
             return
@@ -193,7 +194,6 @@ class GradientExchange(Exchange):
             raise ValueError(
                 "buckets cannot hold sparse gradients; pass sparse_as_dense=True, or use Full() without merging"
             )
-        self._enter()
         if self._merging is not None:
             self._merging.gradient(parameter)
         bucket = self._bucket_of[parameter]
@@ -248,7 +248,7 @@ class GradientExchange(Exchange):
                     self._arrive(bucket)
             self._wait_for_buckets()
             if self._introduction is not None:
-                self._introduction.tell()
+                self._introduction.tell(claims=True)
             self._passes_left = dict.fromkeys(self._passes_left, self._passes)
         self.synchronized = True
 

@@ -238,7 +238,7 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
         if begins:
             self._note(found)
         if self._introduction is not None:
-            self._introduction.tell()
+            self._introduction.tell(claims=True)
 
     @property
     def _keeper(self) -> str:

@@ -24,8 +24,8 @@ POLICIES = [pytest.param("full", marks=LONG), "majority", "solo"]
 class Loop(Classifier):
     """A small training, of which rank 0 is slow."""
 
-    def __init__(self, world: World, policy: str, prefix: str = "") -> None:
-        super().__init__(world, lambda parameters: torch.optim.Adam(parameters, lr=0.01), policy, prefix)
+    def __init__(self, world: World, policy: str, prefix: str = "", **options: Any) -> None:
+        super().__init__(world, lambda parameters: torch.optim.Adam(parameters, lr=0.01), policy, prefix, **options)
         self.ends_with: Callable[[], None] = lambda: None
 
     def loss(self) -> torch.Tensor:
@@ -254,6 +254,27 @@ def test_what_parts_replicas_is_told(world: World, caplog: pytest.LogCaptureFixt
     world.barrier()
 
 
+@pytest.mark.usefixtures("heals")
+def test_ranks_that_begin_with_different_models_are_told(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """But not if a program only changes parameters between two backward passes, by each rank's own gradients."""
+    for apart in (False, True):
+        loop = Loop(world, "majority", backward_passes_per_step=2)
+        weight = loop.model[0].weight.data
+        weight += apart * world.rank
+        for _ in range(3):
+            loop.loss().backward()
+            kept = weight.clone()
+            weight += world.rank
+            loop.loss().backward()
+            weight.copy_(kept)
+            loop.optimizer.step()
+            loop.optimizer.zero_grad()
+        told = "the parameters of rank(s) 1, 2, 3 are not those of rank 0" in caplog.text
+        assert told == (apart and world.rank == 0)
+        loop.check()
+    world.barrier()
+
+
 def test_replicas_that_part_raise_where_they_shall(world: World) -> None:
     loop = Loop(world, "majority")
     loop.step()
@@ -292,4 +313,78 @@ def test_what_follows_rounds_is_healed_too(world: World) -> None:
         average.mean.data.add_(1.0)
     loop.check()
     world.same([value.tolist() for value in average.state_dict().values()])
+    world.barrier()
+
+
+class Scaled(torch.Tensor):
+    """Made of two other tensors, like the states of optimizers that keep them in 8 bits. Nothing else works with it."""
+
+    def __new__(cls, codes: torch.Tensor, scale: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)  # type: ignore[attr-defined]
+
+    def __init__(self, codes: torch.Tensor, scale: torch.Tensor) -> None:
+        self.codes, self.scale = codes, scale
+
+    def __tensor_flatten__(self) -> tuple[list[str], list[Any]]:
+        return ["codes", "scale"], [self.shape]
+
+    @classmethod
+    def __tensor_unflatten__(cls, parts: dict[str, torch.Tensor], *_: Any) -> Any:
+        return cls(parts["codes"], parts["scale"])
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, *_: Any) -> Any:
+        raise NotImplementedError(function)
+
+
+class Collector(torch.optim.SGD):
+    """Has states of many kinds."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            scaled = Scaled(torch.arange(6, dtype=torch.int8).reshape(2, 3), torch.ones(1))
+            quantized = torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8)
+            self.state[parameter] = {
+                "scaled": scaled,
+                "expanded": torch.zeros(1).expand(3),
+                "turned": torch.tensor([1 + 2j]).conj(),
+                "empty": torch.zeros(0, 3),
+                "sparse": torch.eye(2).to_sparse(),
+                "listed": [torch.zeros(1), quantized],
+            }
+
+
+@pytest.mark.usefixtures("heals")
+def test_states_of_all_kinds(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """What can be sent is healed, also where there is nothing yet, and what cannot is left as it is, and told once."""
+    weight, empty = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.zeros(0, 2))
+    optimizer: Any = hvd.DistributedOptimizer(
+        Collector([weight, empty], lr=0.1), [("weight", weight), ("empty", empty)], sync="majority"
+    )
+    (weight.sum() + empty.sum()).backward()
+    optimizer.step()
+    state, other = optimizer.state[weight], optimizer.state[empty]
+    codes = state["scaled"].codes
+    if world.rank == 1:
+        weight.data += 1
+        codes += 1
+        state |= {
+            "expanded": torch.ones(1).expand(3),
+            "turned": torch.tensor([3 + 4j]).conj(),
+            "sparse": 2 * state["sparse"],
+        }
+        state["listed"][0] += 1
+        del other["scaled"]
+    for _ in range(2):
+        optimizer.flush()
+    assert state["scaled"].codes is codes
+    for scaled in (state["scaled"], other["scaled"]):
+        world.same([scaled.codes.tolist(), scaled.scale.tolist()])
+    world.same([weight.tolist(), state["expanded"].tolist(), state["turned"].tolist()])
+    own = 2.0 if world.rank == 1 else 1.0
+    assert [state["sparse"].to_dense()[0, 0].item(), state["listed"][0].item()] == [own, own - 1]
+    assert {runtime.healed[name] for name in optimizer._exchange.family.names} == {1}
+    assert caplog.text.count("nor heal the state weight sparse") == 1
+    assert "a value like this cannot be sent: Tensor torch.float32 torch.sparse_coo" in caplog.text
     world.barrier()

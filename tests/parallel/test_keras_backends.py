@@ -198,6 +198,25 @@ def test_accumulated_gradients(world: World, policy: str, kind: str) -> None:
         assert optimizer.rounds == 3
 
 
+@pytest.mark.usefixtures("heals")
+@pytest.mark.parametrize("passes", [1, 2])
+def test_ranks_that_begin_with_different_models_are_told(
+    world: World, graph: bool, passes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    for apart in (False, True):
+        model = make_model()
+        if apart and world.rank == 1:
+            model.set_weights([weight + 1.0 for weight in model.get_weights()])
+        optimizer = hvd.DistributedOptimizer(sgd(), sync="solo", backward_passes_per_step=passes)
+        step = stepper(model, optimizer, graph)
+        for number in range(3 * passes):
+            step(*batch(world.rank, number))
+        told = "the parameters of rank(s) 1 are not those of rank 0" in caplog.text
+        assert told == (apart and world.rank == 0)
+        optimizer.flush()
+        world.same(flat(model))
+
+
 # --- Mixed precision --------------------------------------------------------------------------------------------------
 
 

@@ -338,11 +338,12 @@ def test_metrics_of_a_rank_that_has_made_nothing_do_not_count(world: World) -> N
     assert logs == {"loss": 3.0, "val_loss": 2.0}
 
 
-def test_a_flush_heals_replicas_that_began_apart(world: World) -> None:
+def test_replicas_that_began_apart_are_told_and_healed(world: World, caplog: pytest.LogCaptureFixture) -> None:
     model, optimizer, dataset = training(world)
     if world.rank == 1:
         model.set_weights([weight + 1.0 for weight in model.get_weights()])
     model.fit(dataset, verbose=0)
+    assert ("the parameters of rank(s) 1 are not those of rank 0" in caplog.text) == (world.rank == 0)
     with pytest.raises(RuntimeError, match="had parted"):  # the tests' setting of HOROVOD_PARTIAL_HEAL
         optimizer.flush()
     world.same(flat(model))
