@@ -57,6 +57,8 @@ class Runtime:
         self._process_sets = {0}  # numbers of the process sets that may have had rounds: shutdown and exit flush them
         self._begun = Tenure(self)
         self._observed = Tenure(self)
+        self._agreed = Tenure(self)  # the generation of Horovod that `init` has made ready; _init_lock guards it
+        self._init_lock = threading.Lock()
         # The optimizers' exchanges that take part in flushes. Guarded by _appliers_lock.
         self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._averagers: weakref.WeakSet[Any] = weakref.WeakSet()  # exchanges of models; the same lock guards them
@@ -84,10 +86,20 @@ class Runtime:
     def init(self, *args: Any, **kwargs: Any) -> None:
         """Call Horovod's `init`. Then prove by a handshake that the hooks run on every rank, and compare the settings.
 
+        A second call before `shutdown` does nothing, as with Horovod, so one rank alone may make it.
+
         Raises ImportError if the hooks do not run on every rank. If the ranks' settings contradict each other, or
         heartbeats were asked for and are not possible, every rank raises the same ValueError.
         """
-        self._mpi_ops.init(*args, **kwargs)
+        with self._init_lock:
+            self._mpi_ops.init(*args, **kwargs)
+            if self._agreed.is_current:
+                self._register_exit()  # anew, because Horovod's `init` has registered its exit handler anew
+                return
+            self._make_ready()
+            self._agreed.enter()
+
+    def _make_ready(self) -> None:
         self._begin()
         self._guarded(_attach.require_process_set, self._library, 0)  # in a handshake all ranks prove that hooks run
         self._agree_on_settings()
@@ -338,10 +350,13 @@ class Runtime:
         is_new = self._begun.enter()
         if is_new:
             log.set_rank(self._mpi_ops.rank())
-            # Exit handlers run in reverse order. Ours must run before the one that Horovod's `init` has registered.
-            atexit.unregister(self._at_exit)
-            atexit.register(self._at_exit)
+            self._register_exit()
         return is_new
+
+    def _register_exit(self) -> None:
+        # Exit handlers run in reverse order. Ours must run before the one that Horovod's `init` has registered.
+        atexit.unregister(self._at_exit)
+        atexit.register(self._at_exit)
 
     def submit(
         self,

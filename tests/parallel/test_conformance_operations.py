@@ -113,6 +113,12 @@ def test_several_threads_of_the_application(front: Front, world: World, sync: st
         assert result + rest == index * world.size * 10
 
 
+def test_one_rank_alone_may_call_init_again(front: Front, world: World) -> None:
+    if world.rank == 0:
+        front.hvd.init()
+    front.check_that_the_job_goes_on(world)
+
+
 # --- Errors -----------------------------------------------------------------------------------------------------------
 
 
