@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from horovod.common.process_sets import ProcessSet
 
+from horovod_partial.runtime.appliers import Thread
 from horovod_partial.runtime.runtime import Runtime
 from horovod_partial.runtime.tenure import Tenure
 
@@ -24,7 +25,7 @@ class MicroBatchSharer(ABC):
     is_ahead = False
     applies_ahead = False  # work sharing's updates wait for this rank's micro-batch, so no round can be applied ahead
     process_set: ProcessSet
-    thread: int
+    thread: Thread
     _runtime: Runtime
     _tenure: Tenure  # the generation of Horovod in which the optimizer's buckets were declared
     _is_applying = False  # whether an update of work sharing is being applied now

@@ -27,7 +27,7 @@ from horovod.common.process_sets import ProcessSet
 from horovod_partial import _attach, log
 from horovod_partial.checks import is_number, require
 from horovod_partial.runtime import failure, healing, heartbeat
-from horovod_partial.runtime.appliers import Applier, Averager, Meanwhile, Sharer, names_of
+from horovod_partial.runtime.appliers import Applier, Averager, Meanwhile, Sharer, names_of, this_thread
 from horovod_partial.runtime.build import check_features
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.settings import adopt, settings, shared
@@ -453,7 +453,7 @@ class Runtime:
     @contextmanager
     def _taking_rounds(self, but: Sequence[Applier] = ()) -> Iterator[Meanwhile]:
         """Context in which this thread waits, and may take rounds of its optimizers, except those in `but`."""
-        thread = threading.get_ident()
+        thread = this_thread()
         with self._appliers_lock:
             appliers = [applier for applier in self._appliers if applier.thread == thread and applier not in but]
         if getattr(self._thread, "takes_no_rounds", False):
@@ -630,9 +630,9 @@ class Runtime:
 
     def _of_this_thread(self, exchanges: weakref.WeakSet[Any]) -> list[Any]:
         """Return the exchanges whose last step was taken by this thread, or by a thread that has ended."""
-        others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+        thread = this_thread()
         with self._appliers_lock:
-            return [exchange for exchange in exchanges if exchange.thread not in others]
+            return [each for each in exchanges if each.thread == thread or each.thread() is None]
 
     def _appliers_of(self, process_set: int) -> list[Applier]:
         """Return the appliers of a process set whose rounds this thread may apply now."""

@@ -5,7 +5,6 @@ Partial policies (eager-SGD, PPoPP'20, section 4) and merged gradients (MG-WFBP)
 
 from __future__ import annotations
 
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from horovod.torch.mpi_ops import Average
 from horovod_partial import _attach
 from horovod_partial.merging import MergedGradients, MergingPlan
 from horovod_partial.runtime import bucket_config, healing
+from horovod_partial.runtime.appliers import NO_THREAD, this_thread
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.settings import settings
 from horovod_partial.torch import buckets
@@ -77,7 +77,7 @@ class GradientExchange(Exchange):
         self.round_steps = round_steps
         self.synchronized = False
         self.overflows: list[bool] = []
-        self.thread = 0  # the thread that took the last step; 0 before the first step
+        self.thread = NO_THREAD  # the thread that took the last step
         self.unscales = travels and scales  # whether contributions are divided by the GradScaler's scale
         self._grad_scaler = grad_scaler
         self._scale = 1.0
@@ -239,7 +239,7 @@ class GradientExchange(Exchange):
         if self._hooks and not self.synchronized:
             self._leave_round_out()
             self._enter()
-            self.thread = threading.get_ident()
+            self.thread = this_thread()
             for bucket in self.buckets:
                 if bucket.handle is None:
                     for parameter in list(bucket.missing):
@@ -513,7 +513,7 @@ class GradientExchange(Exchange):
         if not self._hooks:
             return
         if self._replays:
-            self.thread = threading.get_ident()
+            self.thread = this_thread()
         runtime.flush(self.process_set.process_set_id)
         if not self._replays and self._tenure.is_current:  # without replay, the sums of missed results are applied
             has_result = self._family.collect()

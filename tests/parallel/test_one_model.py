@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+import threading
 import time
 import warnings
 from typing import Any
@@ -188,18 +189,34 @@ def test_a_rank_that_waits_for_horovod_takes_rounds_meanwhile(world: World, plac
 
 
 def test_any_flush_applies(world: World) -> None:
-    """`hvd.flush` does so for all optimizers of its thread."""
+    """`hvd.flush` does so for all optimizers of its thread, and of threads that have ended."""
     trainings = [Training(world, "Adam", PLAIN), Training(world, "Adam", PLAIN | {"buckets": 5})]
     rng = world.random()
     rng.seed(rng.randrange(2**32) + world.rank)
-    for _ in range(8):
+
+    def train() -> None:
+        for _ in range(12 if world.rank == 1 else 8):
+            for training in trainings:
+                delay(rng)
+                training.step()
+
+    def check() -> None:
+        hvd.flush()
         for training in trainings:
-            delay(rng)
-            training.step()
-    hvd.flush()
-    for training in trainings:
-        hvd.assert_replicas_equal(training.model, training.optimizer)
-        assert training.optimizer.flushed()
+            hvd.assert_replicas_equal(training.model, training.optimizer)
+            assert training.optimizer.flushed()
+
+    train()
+    check()
+    ended = threading.Thread(target=train)
+    ended.start()
+    ended.join()
+    over = threading.Event()
+    others = [threading.Thread(target=over.wait, daemon=True) for _ in range(8)]  # one of them gets the ended one's id
+    for other in others:
+        other.start()
+    check()
+    over.set()
 
 
 def test_a_rank_that_shuts_down_early(world: World) -> None:
