@@ -106,7 +106,8 @@ class MicroBatchSharer(ABC):
         """Same as `runtime.appliers.Sharer.leave`. Raises AssertionError if the micro-batch has gradients already."""
         if self.is_under_way or self._is_applying:
             raise AssertionError(
-                "a flush, a join or the end came after loss.backward() but before optimizer.step(), or within a round hook."
+                "a flush, a join or the end came after loss.backward() but before optimizer.step() of this or another thread, or "
+                "within a round hook: call it between two steps."
             )
         self.give_back()
 

@@ -72,7 +72,16 @@ class Applier(Protocol):
 
 
 class Sharer(Applier, Protocol):
-    """An optimizer's exchange under `hvd.WorkSharing`, seen by the runtime. Flushes and joins interrupt its work."""
+    """An optimizer's exchange under `hvd.WorkSharing`, seen by the runtime. Flushes and joins interrupt its work.
+
+    `begun` is the number of the micro-batch that has begun, within the update after `rounds` ones; None if there is none.
+    """
+
+    @property
+    def begun(self) -> int | None: ...
+
+    @property
+    def rounds(self) -> int: ...
 
     def leave(self) -> None:
         """Let other ranks make the micro-batch that this rank has begun, before this rank flushes, joins or ends.

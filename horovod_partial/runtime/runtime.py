@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 HANDLE = Any  # an `_attach.Handle`, by which a thread waits for the result of an arrival
 
 _POLL_SECONDS = 1e-3  # the pause between two polls in a wait for a collective of Horovod's, same as in Horovod
+_IDLE_SECONDS = 1.0  # another thread counts as idle if its optimizer stays as it is for this time of a flush or join
+_BUSY_SECONDS = 10.0  # a flush or join goes on after this time if another thread has not become idle, but trains on
 
 
 class Runtime:
@@ -62,6 +64,7 @@ class Runtime:
         # The optimizers' exchanges that take part in flushes. Guarded by _appliers_lock.
         self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._averagers: weakref.WeakSet[Any] = weakref.WeakSet()  # exchanges of models; the same lock guards them
+        self._told: weakref.WeakSet[Any] = weakref.WeakSet()  # the appliers of which `_warn_of_others` has told
         self._appliers_lock = threading.Lock()
         self._monitor: _attach.Monitor | None = None  # sends and receives heartbeats; None if there are none
         self._endpoint: Endpoint | None = None  # serves metrics; on rank 0 only
@@ -253,6 +256,7 @@ class Runtime:
     def join(self, *args: Any, **kwargs: Any) -> int:
         """Deliver this rank's late contributions, apply its missed rounds, then call Horovod's `join`."""
         self._settle()
+        self._take_over()
         sharers = self._sharers()
         for sharer in sharers:
             sharer.leave()
@@ -522,6 +526,7 @@ class Runtime:
         With `compares` True replicas are compared afterwards, and healed if they differ.
         """
         self._flush(process_set, self._appliers_of(process_set), ends=False, compares=compares)
+        self._warn_of_others(process_set)
 
     def meet(self, process_set: ProcessSet) -> healing.Meeting | None:
         """Return the meeting in which ranks compare replicas after a flush; None if they do not compare.
@@ -588,6 +593,8 @@ class Runtime:
 
     def _flush(self, process_set: int, appliers: Sequence[Applier], *, ends: bool, compares: bool = False) -> None:
         self._settle()
+        if self._take_over() and not getattr(self._thread, "takes_no_rounds", False):
+            appliers = self._appliers_of(process_set)
         sharers = self._sharers()
         for sharer in sharers:
             sharer.leave()
@@ -627,6 +634,45 @@ class Runtime:
 
     def _sharers(self) -> list[Sharer]:
         return [applier for applier in self._of_this_thread(self._appliers) if applier.shares_work]
+
+    def _take_over(self) -> bool:
+        """Wait until threads that train under WorkSharing are idle. Take over what they have left within a micro-batch.
+
+        This thread then counts as the one that took the optimizer's last step, so its flush or join gives the
+        micro-batch back. Returns whether there is any.
+        """
+        sharers = [applier for applier in self._of_other_threads() if applier.shares_work and applier.family]
+        idle: list[Sharer] = []
+        end = time.monotonic() + _BUSY_SECONDS
+        while len(idle) < len(sharers) and time.monotonic() < end:
+            idle = _unmoved(sharers, lambda sharer: (sharer.rounds, sharer.begun))
+        left = [sharer for sharer in idle if sharer.begun is not None]
+        for sharer in left:
+            sharer.thread = this_thread()
+        return bool(left)
+
+    def _warn_of_others(self, process_set: int) -> None:
+        """Warn of optimizers that have missed rounds which a flush has left to an idle thread; once of each."""
+
+        def taken(applier: Applier) -> int | None:
+            (names,) = names_of((applier,))
+            return self.taken(process_set, names[0]) if self.has_round(process_set, names) else None
+
+        others = [each for each in self._of_other_threads() if each.family and each not in self._told]
+        unsettled = self.unsettled(process_set) if others else set()  # names differ between process sets
+        idle = _unmoved([each for each in others if not unsettled.isdisjoint(each.family.names)], taken)
+        self._told.update(idle)
+        if idle:
+            log.logger.warning(
+                "hvd.flush() has not applied the rounds that %d optimizer(s) have missed, with the bucket %s: another thread, "
+                "which is idle now, has taken their steps. Their models differ from those of other ranks. Call "
+                "optimizer.flush() of each, on every rank",
+                *(len(idle), names_of(idle)[0][0]),
+            )
+
+    def _of_other_threads(self) -> list[Any]:
+        with self._appliers_lock:
+            return [each for each in self._appliers if each.thread() not in (None, this_thread()())]
 
     def _of_this_thread(self, exchanges: weakref.WeakSet[Any]) -> list[Any]:
         """Return the exchanges whose last step was taken by this thread, or by a thread that has ended."""
@@ -691,3 +737,14 @@ class Runtime:
             return function(*args)
         except _attach.EngineError as error:
             raise HorovodInternalError(str(error)) from None
+
+
+def _unmoved(exchanges: Iterable[Any], place: Callable[[Any], Any]) -> list[Any]:
+    """Return the exchanges whose place is not None and stays the same for `_IDLE_SECONDS`."""
+    stuck = {exchange: place(exchange) for exchange in exchanges}
+    end = time.monotonic() + _IDLE_SECONDS
+    while True:
+        stuck = {each: before for each, before in stuck.items() if before is not None and place(each) == before}
+        if not stuck or time.monotonic() > end:
+            return list(stuck)
+        time.sleep(_POLL_SECONDS)

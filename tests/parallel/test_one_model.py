@@ -11,6 +11,7 @@ import re
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from harness.torch_training import Classifier
 from harness.world import World, delay, paced
 
 import horovod_partial.torch as hvd
+from horovod_partial import log
 from horovod_partial.torch.operations import runtime
 
 pytestmark = front_end
@@ -217,6 +219,31 @@ def test_any_flush_applies(world: World) -> None:
         other.start()
     check()
     over.set()
+
+
+def test_a_flush_tells_of_what_an_idle_thread_has_missed(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """That thread may be about to train on, so only the optimizer's own flush applies it."""
+    training = Training(world, "SGD", PLAIN | {"policy": "solo:replay_limit=64"})
+
+    def train() -> None:
+        for _ in range(8):
+            training.step()
+        world.tell(f"{world.rank} is idle")
+        for other in world.ranks if world.rank == 1 else ():
+            world.wait_for(f"{other} is idle")
+            training.step()
+
+    log.logger.addHandler(caplog.handler)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(train).result()
+        hvd.flush()
+        hvd.flush()
+        missed = not training.optimizer.flushed()
+        training.optimizer.flush()
+    log.logger.removeHandler(caplog.handler)
+    assert len([record for record in caplog.records if "another thread" in record.message]) == missed, caplog.text
+    assert missed or world.rank == 1
+    hvd.assert_replicas_equal(training.model, training.optimizer)
 
 
 def test_a_rank_that_shuts_down_early(world: World) -> None:
