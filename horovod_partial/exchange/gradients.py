@@ -67,6 +67,7 @@ class StepApplier(ABC):
     is_under_way = False  # no gradients wait for a step: `apply_combined` combines and applies them in one call
     applies_ahead = False
     is_ahead = False
+    is_applying = False  # no code of the user's runs while a round is applied
     shares_work = False
 
     def __init__(self, exchange: GradientExchange, family: Family, variables: list[Any], apply: Apply) -> None:

@@ -28,7 +28,7 @@ class MicroBatchSharer(ABC):
     thread: Thread
     _runtime: Runtime
     _tenure: Tenure  # the generation of Horovod in which the optimizer's buckets were declared
-    _is_applying = False  # whether an update of work sharing is being applied now
+    is_applying = False  # whether an update of work sharing is being applied now
     _is_alone: bool  # true if there are no other ranks, so that this rank computes all micro-batches
     _active: ClassVar[weakref.ref[MicroBatchSharer] | None] = None  # the exchange of the optimizer that shares work now
 
@@ -104,7 +104,7 @@ class MicroBatchSharer(ABC):
 
     def leave(self) -> None:
         """Same as `runtime.appliers.Sharer.leave`. Raises AssertionError if the micro-batch has gradients already."""
-        if self.is_under_way or self._is_applying:
+        if self.is_under_way or self.is_applying:
             raise AssertionError(
                 "a flush, a join or the end came after loss.backward() but before optimizer.step() of this or another thread, or "
                 "within a round hook: call it between two steps."

@@ -39,12 +39,13 @@ class Applier(Protocol):
     a flush then applies no rounds of the optimizer. The thread `thread` took the last step.
     `applies_ahead` says whether `apply_ahead` may be called now, and `is_ahead` whether it has applied rounds that are
     not in the model yet. A flush compares `replica` with other ranks; None compares nothing. `shares_work` is True for
-    a `Sharer`.
+    a `Sharer`. `is_applying` is True while a round is applied or waited for, within a step or a flush.
     """
 
     process_set: ProcessSet
     thread: Thread
     shares_work: bool
+    is_applying: bool
 
     @property
     def family(self) -> healing.Trained | None: ...

@@ -66,6 +66,7 @@ class Runtime:
         self._averagers: weakref.WeakSet[Any] = weakref.WeakSet()  # exchanges of models; the same lock guards them
         self._told: weakref.WeakSet[Any] = weakref.WeakSet()  # the appliers of which `_warn_of_others` has told
         self._appliers_lock = threading.Lock()
+        self._flushing: dict[int, threading.RLock] = {}  # by process set, the lock that a thread has while it flushes
         self._monitor: _attach.Monitor | None = None  # sends and receives heartbeats; None if there are none
         self._endpoint: Endpoint | None = None  # serves metrics; on rank 0 only
         self.notes_waits = False  # whether a recording of this rank or a watch over its steps has ever begun
@@ -593,6 +594,18 @@ class Runtime:
 
     def _flush(self, process_set: int, appliers: Sequence[Applier], *, ends: bool, compares: bool = False) -> None:
         self._settle()
+        lock = self._flushing.setdefault(process_set, threading.RLock())
+        if not lock.acquire(blocking=False):
+            with self.in_horovods_wait(lambda: _is_free(lock)):
+                lock.acquire()
+        try:
+            self._flush_in_turn(process_set, appliers, ends=ends, compares=compares)
+        finally:
+            lock.release()
+
+    def _flush_in_turn(
+        self, process_set: int, appliers: Sequence[Applier], *, ends: bool, compares: bool = False
+    ) -> None:
         if self._take_over() and not getattr(self._thread, "takes_no_rounds", False):
             appliers = self._appliers_of(process_set)
         sharers = self._sharers()
@@ -629,6 +642,11 @@ class Runtime:
                 sharer.come_back()
 
     def _settle(self) -> None:
+        if any(applier.is_applying for applier in self._of_this_thread(self._appliers)):
+            raise AssertionError(
+                f"rank {self._mpi_ops.rank()}: a flush, a join or the end came within a round hook or grad_transform, where an "
+                "optimizer applies a round: call it between two steps"
+            )
         for averager in self._of_this_thread(self._averagers):
             averager.settle()
 
@@ -748,3 +766,10 @@ def _unmoved(exchanges: Iterable[Any], place: Callable[[Any], Any]) -> list[Any]
         if not stuck or time.monotonic() > end:
             return list(stuck)
         time.sleep(_POLL_SECONDS)
+
+
+def _is_free(lock: threading.RLock) -> bool:
+    free = lock.acquire(blocking=False)
+    if free:
+        lock.release()
+    return free

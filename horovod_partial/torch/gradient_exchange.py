@@ -102,7 +102,7 @@ class GradientExchange(Exchange):
         self._steps_in_round = 1.0  # how many steps per rank, on average, the result of the newest round contains
         self._shown = ShownResult()
         self._ahead = ParametersAhead()
-        self._is_applying = False  # whether a round is being applied or waited for; if so, none is applied ahead
+        self.is_applying = False  # whether a round is being applied or waited for; if so, none is applied ahead
         self._is_ahead_of_step = False  # whether `apply_ahead` has taken the rounds up to that of this step's gradients
         self._has_told = False  # whether too many backward passes before a step have raised an error
         self._has_warned = False  # whether the warning about `state_dict` without a flush was given
@@ -386,7 +386,7 @@ class GradientExchange(Exchange):
 
         They cannot while backward runs, while the user sees a result, or on a CUDA stream other than the default one.
         """
-        if not self._replays or not self._hooks or self._has_result or self._is_applying:
+        if not self._replays or not self._hooks or self._has_result or self.is_applying:
             return False
         # After `synchronize` the user sees gradients and may change them before `step`, so no round may overwrite them.
         if self.synchronized and not self._is_ahead_of_step and self._shown:
@@ -448,11 +448,11 @@ class GradientExchange(Exchange):
 
     @contextmanager
     def _applying(self) -> Iterator[None]:
-        before, self._is_applying = self._is_applying, True
+        before, self.is_applying = self.is_applying, True
         try:
             yield
         finally:
-            self._is_applying = before
+            self.is_applying = before
 
     def _apply_all(self, optimizer: Any) -> int:
         """Apply all rounds that this rank can take, oldest first. Returns the number of rounds."""

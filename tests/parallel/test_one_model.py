@@ -221,6 +221,14 @@ def test_any_flush_applies(world: World) -> None:
     over.set()
 
 
+def test_a_flush_in_a_round_hook(world: World) -> None:
+    training = Training(world, "SGD", PLAIN | {"policy": "quorum:1.0"})
+    training.optimizer.register_round_hook(lambda _: hvd.flush())
+    with pytest.raises(AssertionError, match=f"rank {world.rank}: a flush, a join or the end came within a round hook"):
+        training.step()
+    world.barrier()
+
+
 def test_a_flush_tells_of_what_an_idle_thread_has_missed(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """That thread may be about to train on, so only the optimizer's own flush applies it."""
     training = Training(world, "SGD", PLAIN | {"policy": "solo:replay_limit=64"})
