@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -21,6 +20,7 @@ from horovod_partial.exchange.arguments import is_average
 from horovod_partial.exchange.family import Family
 from horovod_partial.policies import Full, LateGradients, Policy, SharedUpdates
 from horovod_partial.runtime import bucket_config, healing
+from horovod_partial.runtime.appliers import this_thread
 from horovod_partial.runtime.runtime import Runtime
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.settings import settings
@@ -67,6 +67,7 @@ class StepApplier(ABC):
     is_under_way = False  # no gradients wait for a step: `apply_combined` combines and applies them in one call
     applies_ahead = False
     is_ahead = False
+    is_applying = False  # no code of the user's runs while a round is applied
     shares_work = False
 
     def declare(self) -> None:  # noqa: B027 - Keras knows no buckets before the first step
@@ -74,7 +75,7 @@ class StepApplier(ABC):
 
     def __init__(self, exchange: GradientExchange, family: Family, variables: list[Any], apply: Apply) -> None:
         self.process_set = exchange.process_set
-        self.thread = threading.get_ident()
+        self.thread = this_thread()
         self._exchange = weakref.ref(exchange)
         self._family = family
         self._variables = variables
@@ -246,7 +247,7 @@ class GradientExchange(ABC):
         if applier is None:
             applier = self._appliers[name] = self._applier_of(arrived, trained, apply)
             self.runtime.take_part_in_flushes(applier)
-        applier.thread = threading.get_ident()
+        applier.thread = this_thread()
 
         def with_local_ones(results: list[Any], count: Any) -> None:
             for i, result in zip(shared, results, strict=True):
@@ -343,7 +344,7 @@ class GradientExchange(ABC):
         if self._full:
             return
         for applier in self._appliers.values():
-            applier.thread = threading.get_ident()
+            applier.thread = this_thread()
         self.runtime.flush(self.process_set.process_set_id)
 
     @property

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from horovod.common.process_sets import ProcessSet
 
+from horovod_partial.runtime.appliers import Thread
 from horovod_partial.runtime.runtime import Runtime
 from horovod_partial.runtime.tenure import Tenure
 
@@ -24,10 +25,10 @@ class MicroBatchSharer(ABC):
     is_ahead = False
     applies_ahead = False  # work sharing's updates wait for this rank's micro-batch, so no round can be applied ahead
     process_set: ProcessSet
-    thread: int
+    thread: Thread
     _runtime: Runtime
     _tenure: Tenure  # the generation of Horovod in which the optimizer's buckets were declared
-    _is_applying = False  # whether an update of work sharing is being applied now
+    is_applying = False  # whether an update of work sharing is being applied now
     _is_alone: bool  # true if there are no other ranks, so that this rank computes all micro-batches
     _active: ClassVar[weakref.ref[MicroBatchSharer] | None] = None  # the exchange of the optimizer that shares work now
 
@@ -106,9 +107,10 @@ class MicroBatchSharer(ABC):
 
     def leave(self) -> None:
         """Same as `runtime.appliers.Sharer.leave`. Raises AssertionError if the micro-batch has gradients already."""
-        if self.is_under_way or self._is_applying:
+        if self.is_under_way or self.is_applying:
             raise AssertionError(
-                "a flush, a join or the end came after loss.backward() but before optimizer.step(), or within a round hook."
+                "a flush, a join or the end came after loss.backward() but before optimizer.step() of this or another thread, or "
+                "within a round hook: call it between two steps."
             )
         self.give_back()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from horovod_partial.exchange.work_sharing import MicroBatchSharer
 from horovod_partial.keras.backend import backend
 from horovod_partial.policies import WorkSharing
 from horovod_partial.runtime import healing
+from horovod_partial.runtime.appliers import this_thread
 from horovod_partial.runtime.tenure import Tenure
 
 
@@ -58,7 +58,7 @@ class WorkSharingExchange(MicroBatchSharer):
     ) -> None:
         super().__init__()
         self.process_set = gradients.process_set
-        self.thread = threading.get_ident()
+        self.thread = this_thread()
         self.end = math.inf
         self.is_new = True
         self.loaded: tuple[int, int] | None = None
@@ -99,7 +99,7 @@ class WorkSharingExchange(MicroBatchSharer):
                 f"an optimizer under {WorkSharing()!r} trains other variables than in its first step, such as layers that were "
                 "frozen or unfrozen: call optimizer.flush(), then wrap a new optimizer for what is trained from now on"
             )
-        self.thread = threading.get_ident()
+        self.thread = this_thread()
         complete = weakly(self._complete)  # refers weakly: a graph keeps this function, but must not keep the exchange
         self._updater.train(backend.when_it_runs(complete, *self._gradients.dense(gradients), dtype="bool"))
 
@@ -201,5 +201,5 @@ class WorkSharingExchange(MicroBatchSharer):
 
     def flush(self) -> None:
         """Close the open update with the micro-batches made so far, and apply it. Every rank must call this."""
-        self.thread = threading.get_ident()
+        self.thread = this_thread()
         self._runtime.flush(self.process_set.process_set_id)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from horovod.common.process_sets import ProcessSet
 
@@ -11,19 +13,39 @@ from horovod_partial import _attach
 from horovod_partial.runtime import healing
 
 
+class _Token:
+    """Each thread has one, which dies with the thread."""
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.token = _Token()
+
+
+Thread: TypeAlias = weakref.ref[_Token]  # a reference to a thread; it returns None when the thread has ended
+NO_THREAD: Thread = weakref.ref(_Token())  # counts as a thread that has ended
+_of_thread = _OfThread()
+
+
+def this_thread() -> Thread:
+    """Return a reference to the calling thread. (An identifier is no use: a new thread may have that of an ended one.)"""
+    return weakref.ref(_of_thread.token)
+
+
 class Applier(Protocol):
     """An optimizer's exchange, seen by the runtime: it applies the results of a family (the optimizer's buckets).
 
     `family` is None before the optimizer has declared buckets. `is_under_way` is True while gradients wait for a step;
-    a flush then applies no rounds of the optimizer. The thread with the identifier `thread` took the last step.
+    a flush then applies no rounds of the optimizer. The thread `thread` took the last step.
     `applies_ahead` says whether `apply_ahead` may be called now, and `is_ahead` whether it has applied rounds that are
     not in the model yet. A flush compares `replica` with other ranks; None compares nothing. `shares_work` is True for
-    a `Sharer`.
+    a `Sharer`. `is_applying` is True while a round is applied or waited for, within a step or a flush.
     """
 
     process_set: ProcessSet
-    thread: int
+    thread: Thread
     shares_work: bool
+    is_applying: bool
 
     @property
     def family(self) -> healing.Trained | None: ...
@@ -54,7 +76,16 @@ class Applier(Protocol):
 
 
 class Sharer(Applier, Protocol):
-    """An optimizer's exchange under `hvd.WorkSharing`, seen by the runtime. Flushes and joins interrupt its work."""
+    """An optimizer's exchange under `hvd.WorkSharing`, seen by the runtime. Flushes and joins interrupt its work.
+
+    `begun` is the number of the micro-batch that has begun, within the update after `rounds` ones; None if there is none.
+    """
+
+    @property
+    def begun(self) -> int | None: ...
+
+    @property
+    def rounds(self) -> int: ...
 
     def leave(self) -> None:
         """Let other ranks make the micro-batch that this rank has begun, before this rank flushes, joins or ends.
@@ -69,10 +100,10 @@ class Sharer(Applier, Protocol):
 class Averager(Protocol):
     """An optimizer's exchange of models, seen by the runtime. Its averages may run beside the program's own work.
 
-    The thread with the identifier `thread` took the last step.
+    The thread `thread` took the last step.
     """
 
-    thread: int
+    thread: Thread
 
     def settle(self) -> None:
         """Wait for the average that is under way, if any, and write it. Drop it if the program has changed a parameter."""

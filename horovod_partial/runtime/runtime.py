@@ -27,7 +27,7 @@ from horovod.common.process_sets import ProcessSet
 from horovod_partial import _attach, log
 from horovod_partial.checks import is_number, require
 from horovod_partial.runtime import failure, healing, heartbeat
-from horovod_partial.runtime.appliers import Applier, Averager, Meanwhile, Sharer, names_of
+from horovod_partial.runtime.appliers import Applier, Averager, Meanwhile, Sharer, names_of, this_thread
 from horovod_partial.runtime.build import check_features
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.settings import adopt, settings, shared
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 HANDLE = Any  # an `_attach.Handle`, by which a thread waits for the result of an arrival
 
 _POLL_SECONDS = 1e-3  # the pause between two polls in a wait for a collective of Horovod's, same as in Horovod
+_IDLE_SECONDS = 1.0  # another thread counts as idle if its optimizer stays as it is for this time of a flush or join
+_BUSY_SECONDS = 10.0  # a flush or join goes on after this time if another thread has not become idle, but trains on
 
 
 class Runtime:
@@ -57,10 +59,14 @@ class Runtime:
         self._process_sets = {0}  # numbers of the process sets that may have had rounds: shutdown and exit flush them
         self._begun = Tenure(self)
         self._observed = Tenure(self)
+        self._agreed = Tenure(self)  # the generation of Horovod that `init` has made ready; _init_lock guards it
+        self._init_lock = threading.Lock()
         # The optimizers' exchanges that take part in flushes. Guarded by _appliers_lock.
         self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._averagers: weakref.WeakSet[Any] = weakref.WeakSet()  # exchanges of models; the same lock guards them
+        self._told: weakref.WeakSet[Any] = weakref.WeakSet()  # the appliers of which `_warn_of_others` has told
         self._appliers_lock = threading.Lock()
+        self._flushing: dict[int, threading.RLock] = {}  # by process set, the lock that a thread has while it flushes
         self._monitor: _attach.Monitor | None = None  # sends and receives heartbeats; None if there are none
         self._endpoint: Endpoint | None = None  # serves metrics; on rank 0 only
         self.notes_waits = False  # whether a recording of this rank or a watch over its steps has ever begun
@@ -84,10 +90,20 @@ class Runtime:
     def init(self, *args: Any, **kwargs: Any) -> None:
         """Call Horovod's `init`. Then prove by a handshake that the hooks run on every rank, and compare the settings.
 
+        A second call before `shutdown` does nothing, as with Horovod, so one rank alone may make it.
+
         Raises ImportError if the hooks do not run on every rank. If the ranks' settings contradict each other, or
         heartbeats were asked for and are not possible, every rank raises the same ValueError.
         """
-        self._mpi_ops.init(*args, **kwargs)
+        with self._init_lock:
+            self._mpi_ops.init(*args, **kwargs)
+            if self._agreed.is_current:
+                self._register_exit()  # anew, because Horovod's `init` has registered its exit handler anew
+                return
+            self._make_ready()
+            self._agreed.enter()
+
+    def _make_ready(self) -> None:
         self._begin()
         self._guarded(_attach.require_process_set, self._library, 0)  # in a handshake all ranks prove that hooks run
         self._agree_on_settings()
@@ -245,6 +261,7 @@ class Runtime:
         flush it gets the replica of another rank.
         """
         self._settle()
+        self._take_over()
         for sharer in self._sharers():
             sharer.leave()
         for process_set in list(self._process_sets):  # a copy, because other threads may add process sets
@@ -345,10 +362,13 @@ class Runtime:
         is_new = self._begun.enter()
         if is_new:
             log.set_rank(self._mpi_ops.rank())
-            # Exit handlers run in reverse order. Ours must run before the one that Horovod's `init` has registered.
-            atexit.unregister(self._at_exit)
-            atexit.register(self._at_exit)
+            self._register_exit()
         return is_new
+
+    def _register_exit(self) -> None:
+        # Exit handlers run in reverse order. Ours must run before the one that Horovod's `init` has registered.
+        atexit.unregister(self._at_exit)
+        atexit.register(self._at_exit)
 
     def submit(
         self,
@@ -445,7 +465,7 @@ class Runtime:
     @contextmanager
     def _taking_rounds(self, but: Sequence[Applier] = ()) -> Iterator[Meanwhile]:
         """Context in which this thread waits, and may take rounds of its optimizers, except those in `but`."""
-        thread = threading.get_ident()
+        thread = this_thread()
         with self._appliers_lock:
             appliers = [applier for applier in self._appliers if applier.thread == thread and applier not in but]
         if getattr(self._thread, "takes_no_rounds", False):
@@ -514,6 +534,7 @@ class Runtime:
         With `compares` True replicas are compared afterwards, and healed if they differ.
         """
         self._flush(process_set, self._appliers_of(process_set), ends=False, compares=compares)
+        self._warn_of_others(process_set)
 
     def meet(self, process_set: ProcessSet) -> healing.Meeting | None:
         """Return the meeting in which ranks compare replicas after a flush; None if they do not compare.
@@ -577,6 +598,7 @@ class Runtime:
     def _flush_all(self, joined: Container[str] = frozenset()) -> None:
         for process_set in sorted(self._process_sets, reverse=True) if self.is_initialized() else ():
             self._flush(process_set, self._appliers_of(process_set), ends=False, compares=True, joined=joined)
+            self._warn_of_others(process_set)
 
     def _flush(
         self,
@@ -588,6 +610,26 @@ class Runtime:
         joined: Container[str] = frozenset(),
     ) -> None:
         self._settle()
+        with self._turn_to_flush(process_set):
+            self._flush_in_turn(process_set, appliers, ends=ends, compares=compares, joined=joined)
+
+    @contextmanager
+    def _turn_to_flush(self, process_set: int) -> Iterator[None]:
+        """Context in which no other thread flushes the process set. Waits for its turn, and takes rounds meanwhile."""
+        lock = self._flushing.setdefault(process_set, threading.RLock())
+        if not lock.acquire(blocking=False):
+            with self.in_horovods_wait(lambda: _is_free(lock)):
+                lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _flush_in_turn(
+        self, process_set: int, appliers: Sequence[Applier], *, ends: bool, compares: bool, joined: Container[str]
+    ) -> None:
+        if self._take_over() and not getattr(self._thread, "takes_no_rounds", False):
+            appliers = self._appliers_of(process_set)
         sharers = self._sharers()
         for sharer in sharers:
             sharer.leave()
@@ -628,17 +670,61 @@ class Runtime:
         return self._of_this_thread(self._appliers)
 
     def _settle(self) -> None:
+        if any(applier.is_applying for applier in self._of_this_thread(self._appliers)):
+            raise AssertionError(
+                f"rank {self._mpi_ops.rank()}: a flush, a join or the end came within a round hook or grad_transform, where an "
+                "optimizer applies a round: call it between two steps"
+            )
         for averager in self._of_this_thread(self._averagers):
             averager.settle()
 
     def _sharers(self) -> list[Sharer]:
         return [applier for applier in self._of_this_thread(self._appliers) if applier.shares_work]
 
+    def _take_over(self) -> bool:
+        """Wait until threads that train under WorkSharing are idle. Take over what they have left within a micro-batch.
+
+        This thread then counts as the one that took the optimizer's last step, so its flush or join gives the
+        micro-batch back. Returns whether there is any.
+        """
+        sharers = [applier for applier in self._of_other_threads() if applier.shares_work and applier.family]
+        idle: list[Sharer] = []
+        end = time.monotonic() + _BUSY_SECONDS
+        while len(idle) < len(sharers) and time.monotonic() < end:
+            idle = _unmoved(sharers, lambda sharer: (sharer.rounds, sharer.begun))
+        left = [sharer for sharer in idle if sharer.begun is not None]
+        for sharer in left:
+            sharer.thread = this_thread()
+        return bool(left)
+
+    def _warn_of_others(self, process_set: int) -> None:
+        """Warn of optimizers that have missed rounds which a flush has left to an idle thread; once of each."""
+
+        def taken(applier: Applier) -> int | None:
+            (names,) = names_of((applier,))
+            return self.taken(process_set, names[0]) if self.has_round(process_set, names) else None
+
+        others = [each for each in self._of_other_threads() if each.family and each not in self._told]
+        unsettled = self.unsettled(process_set) if others else set()  # names differ between process sets
+        idle = _unmoved([each for each in others if not unsettled.isdisjoint(each.family.names)], taken)
+        self._told.update(idle)
+        if idle:
+            log.logger.warning(
+                "hvd.flush() has not applied the rounds that %d optimizer(s) have missed, with the bucket %s: another thread, "
+                "which is idle now, has taken their steps. Their models differ from those of other ranks. Call "
+                "optimizer.flush() of each, on every rank",
+                *(len(idle), names_of(idle)[0][0]),
+            )
+
+    def _of_other_threads(self) -> list[Any]:
+        with self._appliers_lock:
+            return [each for each in self._appliers if each.thread() not in (None, this_thread()())]
+
     def _of_this_thread(self, exchanges: weakref.WeakSet[Any]) -> list[Any]:
         """Return the exchanges whose last step was taken by this thread, or by a thread that has ended."""
-        others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+        thread = this_thread()
         with self._appliers_lock:
-            return [exchange for exchange in exchanges if exchange.thread not in others]
+            return [each for each in exchanges if each.thread == thread or each.thread() is None]
 
     def _appliers_of(self, process_set: int) -> list[Applier]:
         """Return the appliers of a process set whose rounds this thread may apply now."""
@@ -697,3 +783,21 @@ class Runtime:
             return function(*args)
         except _attach.EngineError as error:
             raise HorovodInternalError(str(error)) from None
+
+
+def _unmoved(exchanges: Iterable[Any], place: Callable[[Any], Any]) -> list[Any]:
+    """Return the exchanges whose place is not None and stays the same for `_IDLE_SECONDS`."""
+    stuck = {exchange: place(exchange) for exchange in exchanges}
+    end = time.monotonic() + _IDLE_SECONDS
+    while True:
+        stuck = {each: before for each, before in stuck.items() if before is not None and place(each) == before}
+        if not stuck or time.monotonic() > end:
+            return list(stuck)
+        time.sleep(_POLL_SECONDS)
+
+
+def _is_free(lock: threading.RLock) -> bool:
+    free = lock.acquire(blocking=False)
+    if free:
+        lock.release()
+    return free

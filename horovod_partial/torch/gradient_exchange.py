@@ -5,7 +5,6 @@ Partial policies (eager-SGD, PPoPP'20, section 4) and merged gradients (MG-WFBP)
 
 from __future__ import annotations
 
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from horovod.torch.mpi_ops import Average
 from horovod_partial import _attach
 from horovod_partial.merging import MergedGradients, MergingPlan
 from horovod_partial.runtime import bucket_config, healing
+from horovod_partial.runtime.appliers import NO_THREAD, this_thread
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.settings import settings
 from horovod_partial.torch import buckets
@@ -77,7 +77,7 @@ class GradientExchange(Exchange):
         self.round_steps = round_steps
         self.synchronized = False
         self.overflows: list[bool] = []
-        self.thread = 0  # the thread that took the last step; 0 before the first step
+        self.thread = NO_THREAD  # the thread that took the last step
         self.unscales = travels and scales  # whether contributions are divided by the GradScaler's scale
         self._grad_scaler = grad_scaler
         self._scale = 1.0
@@ -103,7 +103,7 @@ class GradientExchange(Exchange):
         self._steps_in_round = 1.0  # how many steps per rank, on average, the result of the newest round contains
         self._shown = ShownResult()
         self._ahead = ParametersAhead()
-        self._is_applying = False  # whether a round is being applied or waited for; if so, none is applied ahead
+        self.is_applying = False  # whether a round is being applied or waited for; if so, none is applied ahead
         self._is_ahead_of_step = False  # whether `apply_ahead` has taken the rounds up to that of this step's gradients
         self._has_told = False  # whether too many backward passes before a step have raised an error
         self._has_warned = False  # whether the warning about `state_dict` without a flush was given
@@ -240,7 +240,7 @@ class GradientExchange(Exchange):
         if self._hooks and not self.synchronized:
             self._leave_round_out()
             self._enter()
-            self.thread = threading.get_ident()
+            self.thread = this_thread()
             for bucket in self.buckets:
                 if bucket.handle is None:
                     for parameter in list(bucket.missing):
@@ -396,7 +396,7 @@ class GradientExchange(Exchange):
 
         They cannot while backward runs, while the user sees a result, or on a CUDA stream other than the default one.
         """
-        if not self._replays or not self._hooks or self._has_result or self._is_applying:
+        if not self._replays or not self._hooks or self._has_result or self.is_applying:
             return False
         # After `synchronize` the user sees gradients and may change them before `step`, so no round may overwrite them.
         if self.synchronized and not self._is_ahead_of_step and self._shown:
@@ -458,11 +458,11 @@ class GradientExchange(Exchange):
 
     @contextmanager
     def _applying(self) -> Iterator[None]:
-        before, self._is_applying = self._is_applying, True
+        before, self.is_applying = self.is_applying, True
         try:
             yield
         finally:
-            self._is_applying = before
+            self.is_applying = before
 
     def _apply_all(self, optimizer: Any) -> int:
         """Apply all rounds that this rank can take, oldest first. Returns the number of rounds."""
@@ -537,7 +537,7 @@ class GradientExchange(Exchange):
         if not self._hooks:
             return
         if self._replays:
-            self.thread = threading.get_ident()
+            self.thread = this_thread()
         runtime.flush(self.process_set.process_set_id)
         if not self._replays and self._tenure.is_current:  # without replay, the sums of missed results are applied
             has_result = self._family.collect()

@@ -6,7 +6,6 @@ The policies are `hvd.GroupAverage` (WAGMA-SGD, IEEE TPDS 2021), `hvd.PartialRed
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from horovod_partial.exchange import models
 from horovod_partial.exchange.wp_sgd import average_converges, average_is_useful
 from horovod_partial.policies import ModelPolicy, WeightedAverage
 from horovod_partial.runtime import bucket_config
+from horovod_partial.runtime.appliers import NO_THREAD, this_thread
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.torch.model_buckets import ModelBucket, averaged_tensors
 from horovod_partial.torch.model_operations import arrive, signal
@@ -94,7 +94,7 @@ class ModelExchange(models.ModelExchange, Exchange):
         self._forward_hook: Any = None
         self._local_steps = 0
         self._flushed_at = 0  # how many steps this rank had taken at the last flush
-        self.thread = 0  # the thread that took the last step; 0 before the first step
+        self.thread = NO_THREAD  # the thread that took the last step
 
     def _enter(self) -> None:
         if self._tenure.enter():
@@ -130,7 +130,7 @@ class ModelExchange(models.ModelExchange, Exchange):
                 self.synchronize()
                 return loss
             self._checksums = self._present_checksums()
-            self.thread = threading.get_ident()
+            self.thread = this_thread()
             if self.policy.overlap != "gradient":
                 self._forward_hook = register_module_forward_pre_hook(lambda *_: self.synchronize())
         return loss

@@ -114,9 +114,16 @@ def join(device: int | None = None) -> int:
 def flush(process_set: ProcessSet = global_process_set) -> None:
     """Wait until every rank flushes, and all late contributions have been delivered.
 
-    The rounds that this rank has missed are applied, for the optimizers of the calling thread. The results of other
-    missed rounds come with the next operation of the same name. Ranks that have joined need not call this. A rank that
-    has used no partial collective in this process set need not call it either, and does not wait if it does.
+    The rounds that this rank has missed are applied, for the optimizers of the calling thread and of threads that have
+    ended. A warning tells where an idle thread has left rounds of another one. The results of other missed rounds come
+    with the next operation of the same name. Ranks that have joined need not call this. A rank that has used no partial
+    collective in this process set need not call it either, and does not wait if it does. Threads that call this at the
+    same time take turns.
+
+    Raises:
+        AssertionError: an optimizer applies a round, as in a round hook, or a micro-batch of `hvd.WorkSharing` lacks its
+            step.
+        ValueError: Horovod is not initialised.
     """
     check_kinds({"process_set": process_set})
     runtime.check_initialized()

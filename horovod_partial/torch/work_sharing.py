@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 
 from horovod_partial.exchange.work_sharing import MicroBatchSharer
 from horovod_partial.policies import SharedUpdates
+from horovod_partial.runtime.appliers import this_thread
 from horovod_partial.torch.buckets import GradientBucket
 from horovod_partial.torch.gradient_exchange import GradientExchange
 from horovod_partial.torch.operations import PartialHandle, runtime
@@ -170,7 +170,7 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
 
     def begin_before(self, rounds: float) -> int | None:
         self._enter()
-        self.thread = threading.get_ident()
+        self.thread = this_thread()
         return super().begin_before(rounds)
 
     def require_begun(self) -> int:
@@ -196,7 +196,7 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
             self.updated = 1
             return loss
         self._enter()
-        self.thread = threading.get_ident()
+        self.thread = this_thread()
         self._check_layers(optimizer)
         self._complete_micro_batch()
         if self._is_alone:

@@ -105,6 +105,24 @@ def test_several_threads_of_the_application(front: Front, world: World, sync: st
         assert result + rest == index * world.size * 10
 
 
+def test_threads_flush_one_after_the_other(front: Front, world: World) -> None:
+    """Each call is a flush of its own, so ranks whose threads call equally often stay in step."""
+    front.run(front.tensor(np.zeros(1)), name=world.name(), op=front.hvd.Sum, sync=EVERYBODY)
+    if world.rank == 0:
+        with ThreadPoolExecutor(3) as pool:
+            assert list(pool.map(lambda _: front.hvd.flush(), range(6))) == [None] * 6
+    else:
+        for _ in range(6):
+            front.hvd.flush()
+    front.check_that_the_job_goes_on(world)
+
+
+def test_one_rank_alone_may_call_init_again(front: Front, world: World) -> None:
+    if world.rank == 0:
+        front.hvd.init()
+    front.check_that_the_job_goes_on(world)
+
+
 # --- Errors -----------------------------------------------------------------------------------------------------------
 
 

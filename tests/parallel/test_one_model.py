@@ -6,8 +6,10 @@ Whoever was late, however the gradients are clipped, scaled and scheduled, and w
 import functools
 import itertools
 import re
+import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from harness.torch_training import Classifier, take_step
 from harness.world import World, delay, paced
 
 import horovod_partial.torch as hvd
+from horovod_partial import log
 from horovod_partial.torch.operations import runtime
 
 pytestmark = front_end
@@ -187,18 +190,67 @@ def test_a_rank_that_waits_for_horovod_takes_rounds_meanwhile(world: World, plac
 
 
 def test_any_flush_applies(world: World) -> None:
-    """`hvd.flush` does so for all optimizers of its thread."""
+    """`hvd.flush` does so for all optimizers of its thread, and of threads that have ended."""
     trainings = [Training(world, "Adam", PLAIN), Training(world, "Adam", PLAIN | {"buckets": 5})]
     rng = world.random()
     rng.seed(rng.randrange(2**32) + world.rank)
-    for _ in range(8):
+
+    def train() -> None:
+        for _ in range(12 if world.rank == 1 else 8):
+            for training in trainings:
+                delay(rng)
+                training.step()
+
+    def check() -> None:
+        hvd.flush()
         for training in trainings:
-            delay(rng)
+            hvd.assert_replicas_equal(training.model, training.optimizer)
+            assert training.optimizer.flushed()
+
+    train()
+    check()
+    ended = threading.Thread(target=train)
+    ended.start()
+    ended.join()
+    over = threading.Event()
+    others = [threading.Thread(target=over.wait, daemon=True) for _ in range(8)]  # one of them gets the ended one's id
+    for other in others:
+        other.start()
+    check()
+    over.set()
+
+
+def test_a_flush_in_a_round_hook(world: World) -> None:
+    training = Training(world, "SGD", PLAIN | {"policy": "quorum:1.0"})
+    training.optimizer.register_round_hook(lambda _: hvd.flush())
+    with pytest.raises(AssertionError, match=f"rank {world.rank}: a flush, a join or the end came within a round hook"):
+        training.step()
+    world.barrier()
+
+
+def test_a_flush_tells_of_what_an_idle_thread_has_missed(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """That thread may be about to train on, so only the optimizer's own flush applies it."""
+    training = Training(world, "SGD", PLAIN | {"policy": "solo:replay_limit=64"})
+
+    def train() -> None:
+        for _ in range(8):
             training.step()
-    hvd.flush()
-    for training in trainings:
-        hvd.assert_replicas_equal(training.model, training.optimizer)
-        assert training.optimizer.flushed()
+        world.tell(f"{world.rank} is idle")
+        for other in world.ranks if world.rank == 1 else ():
+            world.wait_for(f"{other} is idle")
+            training.step()
+
+    log.logger.addHandler(caplog.handler)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(train).result()
+        hvd.flush()
+        hvd.flush()
+        missed = not training.optimizer.flushed()
+        training.optimizer.flush()
+    log.logger.removeHandler(caplog.handler)
+    assert len([record for record in caplog.records if "another thread" in record.message]) == missed, caplog.text
+    assert missed or world.rank == 1
+    hvd.assert_replicas_equal(training.model, training.optimizer)
 
 
 def test_a_rank_that_shuts_down_early(world: World) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -318,6 +319,33 @@ def test_a_join(world: World) -> None:
     hvd.join()
     optimizer.flush()
     hvd.assert_replicas_equal(torch.nn.ParameterList([weight]), optimizer)
+
+
+@pytest.mark.parametrize("ends", [hvd.flush, hvd.join], ids=["flush", "join"])
+@pytest.mark.usefixtures("heals")
+def test_another_thread_flushes(world: World, ends: Callable[[], Any]) -> None:
+    """That of the training lives on, and is idle: what it has begun is given back. It may train on."""
+    weight, optimizer = counting(passes=3)
+    data = 5 + world.rank
+
+    def train() -> None:
+        for _ in range(data):
+            count(weight, optimizer)
+
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(2):
+            pool.submit(train).result()
+            ends()
+            if ends is hvd.join:
+                hvd.flush()
+            world.same(weight.tolist())
+        if ends is hvd.flush:
+            assert weight.tolist() == [-2.0 * sum(world.gather(data))] * 3
+            pool.submit(lambda: weight.sum().backward()).result()
+            with pytest.raises(AssertionError, match=r"before optimizer.step\(\) of this or another thread"):
+                hvd.flush()
+            optimizer.step()
+            hvd.flush()
 
 
 def test_a_flush_closes_an_update_early(world: World) -> None:

@@ -30,6 +30,7 @@ def step(model, optimizer):
 optimizers, models, generations = [], [], [runtime.generation]
 for name in sys.argv[1:]:
     modules[name].init()
+    modules[name].init()  # does nothing
     os.environ["HOROVOD_ELASTIC"] = "1"  # for us: one rank alone, as an elastic job may have
     generations.append(runtime.generation)
     assert all(optimizer.rounds == 0 for optimizer in optimizers)
@@ -43,7 +44,7 @@ for name in sys.argv[1:]:
         modules[name].shutdown()
         assert runtime.generation == 0
 assert len(set(generations)) == len(generations)
-runtime._end = lambda **_: print("delivers")
+runtime._end = lambda **_: print("delivers" if runtime.is_initialized() else "comes too late")
 """
 
 
