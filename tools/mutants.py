@@ -92,7 +92,9 @@ class Build:
 
     def run(self, test: str, limit: float | None = None) -> str:
         """Run a test executable, for `limit` seconds at most, and give what went wrong; empty if nothing did."""
-        command = [str(self._directory / test), "--gtest_fail_fast", "--gtest_brief=1"]
+        # Shuffled, because a defect that only the last suite sees would be found late. The order is always the same one.
+        shuffle = ["--gtest_shuffle", "--gtest_random_seed=1"]
+        command = [str(self._directory / test), "--gtest_fail_fast", "--gtest_brief=1", *shuffle]
         try:
             result = subprocess.run(
                 command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=limit, check=False
