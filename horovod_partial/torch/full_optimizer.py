@@ -100,7 +100,7 @@ def wrap(
         _reduce_last_group(self)
         take_over(self, process_set)
 
-    cls.synchronize, cls.gives_way = synchronize, False
+    cls.synchronize, cls.gives_way, cls.ownership = synchronize, False, None
     cls.is_under_way = lambda self: bool(getattr(self, "_handles", None))
     cls.stop_reducing = lambda self: None  # nothing to do: gradient hooks rest once another wrapper owns the parameters
     cls.step, cls.zero_grad, cls.set_backward_passes_per_step = step, zero_grad, set_backward_passes_per_step

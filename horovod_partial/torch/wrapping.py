@@ -101,6 +101,7 @@ class _Methods(torch.optim.Optimizer):
     _exchange: Exchange
     _make_exchange: MakeExchange
     gives_way = False  # whether a later wrapper has taken over parameters of this one
+    ownership: Any = None  # which parameters this wrapper owns, and whether it has been used; `ownership.py` sets it
     # A generation of Horovod, and how many rounds this optimizer took in it before the last `add_param_group`.
     _rounds_before = (0, 0)
     backward_passes_per_step: int

@@ -4,7 +4,9 @@ What averages of models alone have is in `test_model_optimizer.py`.
 """
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -486,3 +488,44 @@ def test_the_newest_wrapper_of_a_parameter_reduces_it(world: World, policy: str)
     second.step()
     second.flush()
     assert torch.equal(model.weight, torch.full((2, 4), -16.0 * world.size))
+
+
+@pytest.mark.parametrize("policy", ["full", "solo", "group"])
+def test_a_wrapper_that_is_deleted_before_its_first_step(world: World, policy: str) -> None:
+    """The program goes on with its own optimizer, so each rank would train alone. A later wrapper makes it good."""
+    model = make_model()
+    layer = model[0]
+
+    def dropped() -> weakref.ref[Any]:
+        return weakref.ref(wrap(model, sync_of(policy)))
+
+    references = [dropped() for _ in range(3)]  # each takes the place of the one before
+    loss_of(model, world.rank, 0)  # an evaluation is allowed
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="was deleted before it took a step"):
+            loss_of(model, world.rank, 0).backward()
+    optimizer = wrap(model, sync_of(policy))
+    train(world, optimizer, model, 2)
+    optimizer.flush()
+    references.append(weakref.ref(optimizer))
+    del optimizer
+    loss_of(model, world.rank, 0).backward()  # what has taken steps may be deleted
+    model.zero_grad()
+    cycle = [wrap(model, sync_of(policy))]
+    cycle.append(cycle)
+    references.append(weakref.ref(cycle[0]))
+    loss = loss_of(model, world.rank, 0)
+    del cycle
+    handle = layer.weight.register_hook(lambda _: gc.collect() and None)
+    with pytest.raises(RuntimeError, match="was deleted before it took a step"):
+        loss.backward()
+    handle.remove()
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 5
+
+
+@alone
+def test_one_rank_may_delete_a_wrapper(world: World) -> None:
+    model = make_model()
+    wrap(model, "full")
+    loss_of(model, 0, 0).backward()

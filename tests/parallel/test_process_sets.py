@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 from harness.matrix import process_sets, scripted
-from harness.torch_training import make_model, take_step, train, wrap, wrapped
+from harness.torch_training import loss_of, make_model, take_step, train, wrap, wrapped
 from harness.world import World
 
 import horovod_partial.torch as hvd
@@ -70,5 +70,8 @@ def test_each_rank_trains_in_one_of_two_process_sets(world: World, policy: str) 
     train(world, optimizers[mine], model, 3)
     optimizers[mine].flush()
     hvd.assert_replicas_equal(model, optimizers[mine], sets[mine])
+    other = make_model()
+    wrap(other, policy, process_set=sets[1 - mine])
+    loss_of(other, world.rank, 0).backward()  # that wrapper is gone, but had no task on this rank
     for one in sets:
         assert hvd.remove_process_set(one)
