@@ -220,6 +220,7 @@ class SharedGradients(GradientExchange):
                 bucket.flat, bucket.wire_dtype, members=bucket.members, **self._policy_of(bucket)
             )
             runtime.declare(self.process_set.process_set_id, bucket.name, config)
+        self._own(self.family.names)
 
     def dense(self, gradients: Sequence[Any]) -> list[torch.Tensor]:
         """Return the gradients as dense tensors; None counts as zeros."""

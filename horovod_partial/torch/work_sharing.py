@@ -119,6 +119,8 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
             options = {"members": bucket.members} | self._policy_of(bucket)
             config = self._family.config(bucket.flat, bucket.wire_dtype, **options)
             runtime.declare(self.process_set.process_set_id, bucket.name, config)
+        # A declared bucket takes no notice of an earlier `own` before its first arrival, which may never come.
+        runtime.own(self._owner, self.process_set.process_set_id, self._family.names)
 
     def _policy_of(self, bucket: GradientBucket) -> dict[str, Any]:
         return self._policy(grants=bucket is self.buckets[0])

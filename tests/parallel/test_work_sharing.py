@@ -453,6 +453,28 @@ def test_two_optimizers_at_a_time(world: World) -> None:
     hvd.assert_replicas_equal(second, other)
 
 
+def test_a_backward_that_fails_before_any_arrival(world: World) -> None:
+    """The optimizer is given up, and another one is wrapped: nothing is left that a flush would wait for."""
+    embedding = torch.nn.Embedding(5, 2, sparse=True)
+    torch.nn.init.zeros_(embedding.weight)
+
+    def wrap(**options: Any) -> Any:
+        arguments = {"op": hvd.Sum, "backward_passes_per_step": PASSES, "sync": "work_sharing"} | options
+        return hvd.DistributedOptimizer(torch.optim.SGD(embedding.parameters(), 1.0), **arguments)
+
+    optimizer = wrap()
+    with pytest.raises(ValueError, match="buckets cannot hold sparse gradients"):
+        embedding(torch.tensor([0])).sum().backward()
+    del optimizer
+    optimizer = wrap(sparse_as_dense=True)
+    for _ in range(3 * PASSES):
+        optimizer.zero_grad()
+        embedding(torch.tensor([0])).sum().backward()
+        optimizer.step()
+    optimizer.flush()
+    assert embedding.weight[0].tolist() == [-3.0 * PASSES * world.size] * 2
+
+
 def test_ranks_that_disagree(world: World) -> None:
     weight, optimizer = counting(passes=2 + world.rank % 2)
     with pytest.raises(HorovodInternalError, match="backward_passes_per_step=2"):  # noqa: PT012
