@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from horovod_partial.torch.buckets import Widened
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.ownership import require_ownership, take_over
 from horovod_partial.torch.round_steps import RoundSteps
-from horovod_partial.torch.wrapping import unwrapped, with_positions
+from horovod_partial.torch.wrapping import own_attributes, unwrapped, with_positions
 
 
 def wrap(
@@ -32,27 +31,28 @@ def wrap(
 ) -> torch.optim.Optimizer:
     """Wrap an optimizer with Horovod's DistributedOptimizer. Horovod's own code reduces every gradient.
 
-    These things differ from Horovod: the optimizer's state and `defaults` are kept; `zero_grad` takes `set_to_none`;
+    These things differ from Horovod: the optimizer's state and other attributes are kept; `zero_grad` takes `set_to_none`;
     bfloat16 gradients are reduced as float32; gradients of a closure are reduced each time when the step evaluates it;
     hooks of the step run once; the result can be pickled (it is unwrapped when it is loaded), and it is freed when
     nothing refers to it. Adasum with clipping or a transform raises ValueError, because it reduces no gradients.
     """
-    state, defaults, process_set = optimizer.state, optimizer.defaults, arguments["process_set"]
+    base, process_set = type(optimizer), arguments["process_set"]
     has_bfloat16 = any(p.dtype == torch.bfloat16 for group in optimizer.param_groups for p in group["params"])
+    shared = own_attributes(optimizer)
+    # Horovod calls the constructor of the optimizer's class with nothing but the parameter groups. Not every class takes
+    # that, and others would make a new state. So Horovod gets a subclass, whose constructor shares all attributes.
+    sharing: Any = type(base.__name__, (base,), {"__init__": lambda self, _: self.__dict__.update(shared)})
     with _weak_hooks():
         wrapped: Any = horovod_optimizer.DistributedOptimizer(
-            optimizer, compression=widening(compression) if has_bfloat16 else compression, **arguments
+            sharing(optimizer.param_groups),
+            compression=widening(compression) if has_bfloat16 else compression,
+            **arguments,
         )
-    wrapped.state = state
-    wrapped.defaults = defaults
     # Horovod makes a new class for each optimizer that it wraps, so changes of this class affect no other optimizer.
     cls: Any = type(wrapped)
-    base = type(optimizer)
     horovod_zero_grad = cls.zero_grad
     horovod_synchronize = cls.synchronize
-    # PyTorch has wrapped Horovod's `step`, and the `step` of the user's optimizer, so that both call step hooks.
-    # Unwrap Horovod's `step`, so that step hooks run only once.
-    horovod_step = inspect.unwrap(cls.step)
+    horovod_step = cls.step
     # Horovod has two `step` methods. The one for Adasum supports closures, and the other does not.
     takes_closures = horovod_step is not horovod_optimizer._DistributedOptimizer.step
     if takes_closures and round_steps.changes_gradients:

@@ -98,6 +98,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     policy = policies.resolve(sync, settings().sync, shares_work=True)
     fits = isinstance(getattr(optimizer, "param_groups", None), list)
     require(fits, "optimizer", "an optimizer of PyTorch", optimizer)
+    missing = [name for name in ("state", "defaults") if not hasattr(optimizer, name)]
+    if missing:
+        raise ValueError(
+            f"optimizer, a {type(optimizer).__name__}, has no {' and no '.join(missing)}: let its constructor call that of "
+            "torch.optim.Optimizer"
+        )
     if getattr(optimizer, "is_horovod_partial", False) or type(optimizer).__module__ == "horovod.torch.optimizer":
         raise ValueError("optimizer is a DistributedOptimizer already; wrap the optimizer itself, and wrap it once")
     groups = with_num_groups(groups, num_groups)

@@ -335,14 +335,19 @@ def wrap(
     # Horovod's broadcast_optimizer_state takes steps without reducing if a wrapper's class has Horovod's module name.
     body = {**vars(_Methods), "__module__": "horovod.torch.optimizer", "_base": base, **members}
     instance: Any = object.__new__(type(base.__name__, (base,), body))
-    # Leave out an attribute `step` that a learning rate scheduler has set: its calls would not reach the wrapper.
-    instance.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
+    vars(instance).update(own_attributes(optimizer))
     instance._exchange = exchange
     instance._make_exchange = make_exchange
     exchange.wrapped = weakref.ref(instance)
     instance.backward_passes_per_step = backward_passes_per_step
     take_over(instance, exchange.process_set)
     return instance
+
+
+def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the attributes of an optimizer that its wrapper shares."""
+    # Leave out an attribute `step` that a learning rate scheduler has set: its calls would not reach the wrapper.
+    return {name: value for name, value in vars(optimizer).items() if name != "step"}
 
 
 class Name:

@@ -524,6 +524,32 @@ def test_a_wrapper_that_is_deleted_before_its_first_step(world: World, policy: s
     assert [reference() for reference in references] == [None] * 5
 
 
+class Holder(torch.optim.Optimizer):
+    """Holds another optimizer, as Lookahead and SAM do. Some of these do not call the constructor of their base class."""
+
+    def __init__(self, held: torch.optim.Optimizer, *, calls: bool) -> None:
+        if calls:
+            super().__init__(held.param_groups, held.defaults)
+            self.state = held.state
+        self.held, self.param_groups = held, held.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        return self.held.step(closure)
+
+
+@alone
+@pytest.mark.parametrize("policy", ["full", "solo", "work_sharing", "group_average:2"])
+def test_an_optimizer_that_holds_another_one(world: World, policy: str) -> None:
+    model = make_model()
+    plain = MAKERS["momentum"](model)
+    with pytest.raises(ValueError, match=r"a Holder, has no state and no defaults: let its constructor call"):
+        hvd.DistributedOptimizer(Holder(plain, calls=False), sync=policy)
+    optimizer = hvd.DistributedOptimizer(Holder(plain, calls=True), sync=policy)
+    train(world, optimizer, model, 2)
+    assert weights(model) == pytest.approx(reference(world, "momentum", 2), abs=1e-6)
+    assert optimizer.state is plain.state
+
+
 @alone
 def test_one_rank_may_delete_a_wrapper(world: World) -> None:
     model = make_model()
