@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -65,6 +67,19 @@ class MicroBatchBucket(GradientBucket):
         self.made = 0
 
 
+def _mark_result(parameter: torch.nn.Parameter) -> None:
+    """Mark a parameter's `grad` as the result of an update, which the program may read until its next backward pass."""
+    if parameter.grad is not None:
+        parameter.grad = parameter.grad.detach()  # another object, because the bucket's view will hold other gradients
+        parameter.grad.is_result = True  # type: ignore[attr-defined]
+
+
+def _clear_result(parameter: torch.nn.Parameter, *_: Any) -> None:
+    """Set `grad` to None if it is the result of an update, because it must not enter the next micro-batch."""
+    if getattr(parameter.grad, "is_result", False):
+        parameter.grad = None
+
+
 def _into(wire: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
     if packed.data_ptr() != wire.data_ptr():
         wire.copy_(packed)
@@ -101,6 +116,20 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
         # The coordinator counts complete micro-batches by the arrivals at the first bucket, and grants further ones.
         # So the first bucket must be the one that backward completes last.
         super()._use_buckets(dict(reversed(list(planned.items()))))
+
+    def _register_hooks(self) -> None:
+        super()._register_hooks()
+        # A hook of the tensor runs before backward adds to its `grad`. These are removed with the other hooks.
+        self._hooks += [p.register_hook(functools.partial(_clear_result, p)) for p in self._bucket_of]  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def _gradients_kept(self) -> Iterator[None]:
+        try:
+            with super()._gradients_kept():
+                yield
+        finally:
+            for parameter in self._bucket_of:
+                _mark_result(parameter)  # between two steps there are no other gradients
 
     def _policy(self, *, grants: bool) -> dict[str, Any]:
         return {"sync": SharedUpdates(self._passes_in_update, grants)}
@@ -215,6 +244,7 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
         self.require_begun()
         for bucket in reversed(self.buckets):  # the first bucket comes last: its arrivals lead to grants of new work
             for parameter in list(bucket.missing):
+                _clear_result(parameter)
                 self._add(bucket, parameter)
         same = all(bucket.is_unchanged for bucket in self.buckets)
         for bucket in self.buckets:
@@ -250,7 +280,8 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
         return runtime.next_micro_batch(self, begins=True, waits=waits)
 
     def _apply_updates(self) -> None:
-        self._apply_all(self.wrapped())
+        with self._gradients_kept():
+            self._apply_all(self.wrapped())
 
     def _take_round(self) -> bool:
         taken = super()._take_round()
@@ -274,11 +305,12 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
         finally:  # gradients of an applied update must not enter the next micro-batch, even if a hook fails
             self._applied += 1
             for parameter in self._bucket_of:
-                parameter.grad = None
+                _mark_result(parameter)
 
     def come_back(self) -> None:
         if self.wrapped() is not None and self.family is not None and not self._is_alone and self._is_active:
-            self._come_to_next(within_update=False)
+            with self._gradients_kept():
+                self._come_to_next(within_update=False)
 
     def succeed(self, before: Exchange) -> None:
         super().succeed(before)

@@ -179,6 +179,9 @@ def test_clipping_schedules_and_averages_follow_updates(world: World) -> None:
     assert weights(model) == pytest.approx(weights(expected), abs=1e-9)
     assert weights(average) == pytest.approx(weights(expected_average), abs=1e-9)
     assert schedule.get_last_lr() == plain[0].get_last_lr()
+    optimizer.flush()
+    for parameter, other in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad)  # of the last update, for who logs norms after step()
 
 
 def test_a_micro_batch_that_overflows_is_skipped_with_its_update(world: World) -> None:
@@ -240,6 +243,8 @@ def test_a_round_hook_that_fails(world: World) -> None:
         with contextlib.suppress(ValueError):
             optimizer.step()
     assert not failures
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [PASSES * world.size] * 3
     assert weight.tolist() == [-3.0 * PASSES * world.size] * 3
 
 
@@ -433,6 +438,7 @@ def test_one_rank(world: World) -> None:
         loss_of(model, update, number).backward()
         optimizer.step()
         updated.append(optimizer.updated)
+        assert (model[0].weight.grad is not None) == optimizer.updated
         optimizer.zero_grad()
     assert updated == [0, 1] * UPDATES
     assert weights(model) == pytest.approx(weights(reference(world)[0]), abs=1e-9)
