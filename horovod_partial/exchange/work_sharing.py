@@ -118,8 +118,9 @@ class MicroBatchSharer(ABC):
         """Let other ranks make the micro-batch that this rank has begun, unless some of its gradients exist already."""
         if self.is_under_way:
             return
-        if self._number is not None and not self._is_alone and self._tenure.is_current:
-            self._runtime.return_micro_batch(self.process_set.process_set_id, self._keeper)
+        number = self.process_set.process_set_id  # None if the process set was removed
+        if self._number is not None and not self._is_alone and self._tenure.is_current and number is not None:
+            self._runtime.return_micro_batch(number, self._keeper)
         self._number = None
 
     @property

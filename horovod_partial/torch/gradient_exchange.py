@@ -354,7 +354,8 @@ class GradientExchange(Exchange):
 
     @property
     def family(self) -> GradientFamily | None:
-        return self._family if self._tenure.is_current and self.buckets else None
+        is_there = self._tenure.is_current and self.process_set.process_set_id is not None
+        return self._family if is_there and self.buckets else None
 
     @property
     def is_under_way(self) -> bool:
@@ -550,7 +551,7 @@ class GradientExchange(Exchange):
     def is_flushed(self) -> bool:
         if self._ahead:
             return False
-        if not self._hooks or not self._tenure.is_current or self._flushed_at == self._local_steps:
+        if not self._hooks or self.family is None or self._flushed_at == self._local_steps:
             return True
         return self._family.is_settled
 

@@ -373,10 +373,17 @@ def submit(
 
 def _require_handle(handle: Any) -> None:
     require(is_int(handle), "handle", "what an asynchronous operation has returned", handle)
+    if handle not in mpi_ops._handle_map:
+        runtime.check_initialized()
 
 
 def synchronize(handle: PartialHandle | int) -> torch.Tensor:
-    """Wait for a partial collective or an operation of Horovod's, and return its result."""
+    """Wait for a partial collective or an operation of Horovod's, and return its result.
+
+    Raises:
+        HorovodInternalError: Horovod has failed or was shut down.
+        ValueError: Horovod has not been initialised.
+    """
     if isinstance(handle, PartialHandle):
         return handle.synchronize()
     _require_handle(handle)
@@ -395,7 +402,7 @@ def round_info(handle: PartialHandle | int) -> RoundInfo:
     """Return what became of a finished operation. Under `hvd.Full()` there are no rounds, and the numbers are -1.
 
     Raises:
-        ValueError: the operation has not finished; synchronize it first.
+        ValueError: the operation has not finished; synchronize it first. Or Horovod has not been initialised.
     """
     if isinstance(handle, PartialHandle):
         return handle.info()

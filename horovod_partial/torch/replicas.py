@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch import functions, mpi_ops
@@ -61,7 +62,7 @@ def save_checkpoint(path: str | os.PathLike[str], model: torch.nn.Module, optimi
     update. Call it from a round hook there (`optimizer.register_round_hook`): a hook sees each update once.
 
     The file appears whole or not at all. `torch.load` returns a dictionary with the state dictionaries `model` and
-    `optimizer`, and the entries of `more`. Buffers come from the rank that writes: if that matters, call
+    `optimizer`, and the entries of `more`. Numbers of NumPy are saved as Python's. Buffers come from the rank that writes: if that matters, call
     `hvd.average_buffers` before.
 
     Args:
@@ -93,8 +94,17 @@ def save_checkpoint(path: str | os.PathLike[str], model: torch.nn.Module, optimi
     whole = Path(path)
     part = whole.with_name(f"{whole.name}.part")
     states = {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in more.items()}
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), **states}, part)
+    torch.save({"model": model.state_dict(), **_without_numpy({"optimizer": optimizer.state_dict(), **states})}, part)
     part.replace(whole)
+
+
+def _without_numpy(value: Any) -> Any:
+    """Return nested dictionaries, lists and tuples with numbers of Python for those of NumPy, which `torch.load` refuses."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) is dict:
+        return {_without_numpy(key): _without_numpy(each) for key, each in value.items()}
+    return type(value)(map(_without_numpy, value)) if type(value) in (list, tuple) else value
 
 
 def average_buffers(model: torch.nn.Module, process_set: ProcessSet = global_process_set) -> None:

@@ -211,7 +211,11 @@ class _Methods(torch.optim.Optimizer):
 
         Under `hvd.Full()`, and on a single rank, this is the number of steps. With a policy of models it is the number
         of averages.
+
+        Raises:
+            ValueError: the optimizer's process set was removed.
         """
+        self._require_process_set()
         generation, before = self._rounds_before
         return self._exchange.rounds + (before if generation == runtime.generation else 0)
 
@@ -278,7 +282,9 @@ class _Methods(torch.optim.Optimizer):
 
         Raises:
             AssertionError: gradients are under way; call it after `step`.
+            ValueError: the optimizer's process set was removed.
         """
+        self._require_process_set()
         self._exchange.flush_optimizer(self)
 
     def flushed(self) -> bool:
@@ -302,7 +308,9 @@ class _Methods(torch.optim.Optimizer):
 
         Raises:
             AssertionError: gradients are under way; call it after `step`. (After a failure it may be called at any time.)
+            ValueError: the optimizer's process set was removed.
         """
+        self._require_process_set()
         self._exchange.forget()
         state, groups = self.state, self.param_groups  # keep the objects that the user's optimizer and schedulers use
         self._base.load_state_dict(self, state_dict)
@@ -313,6 +321,12 @@ class _Methods(torch.optim.Optimizer):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return unwrapped(self, self._base)
+
+    def _require_process_set(self) -> None:
+        if self.process_set.process_set_id is None:
+            raise ValueError(
+                "the process set of this optimizer was removed, or not registered yet: wrap an optimizer with one that there is"
+            )
 
     @property
     def _synchronized(self) -> bool:

@@ -57,6 +57,13 @@ def test_nothing_that_is_pending_in_a_removed_process_set_is_lost(world: World) 
     assert hvd.remove_process_set(process_set)
     if world.rank < 2:
         assert parameter.item() == -20.0
+        for use in (
+            lambda: optimizer.rounds,
+            optimizer.flush,
+            lambda: optimizer.load_state_dict(optimizer.state_dict()),
+        ):
+            with pytest.raises(ValueError, match="the process set of this optimizer was removed"):
+                use()
 
 
 @process_sets

@@ -4,6 +4,7 @@ import copy
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from harness.buckets import completed
@@ -69,7 +70,9 @@ def test_a_checkpoint_has_everything(trainer: Trainer, world: World, late: int, 
     for state in (schedule.state_dict(), torch.amp.GradScaler("cpu").state_dict()):
         with pytest.raises(ValueError, match=r"kept was taken before the flush.*not its state_dict\(\)"):
             hvd.save_checkpoint(path, model, script.optimizer, kept=state)
-    hvd.save_checkpoint(path, model, script.optimizer, epoch=3, schedule=schedule, other={"scale": 1.0})
+    hvd.save_checkpoint(
+        path, model, script.optimizer, epoch=np.int64(3), schedule=schedule, other={"scale": np.ones(1)[0]}
+    )
     world.barrier()
     saved = torch.load(path)
     assert (saved["schedule"], saved["other"]) == (schedule.state_dict(), {"scale": 1.0})

@@ -122,8 +122,9 @@ def test_operations_before_init() -> None:
     with pytest.raises(ValueError, match="Horovod has not been initialized"):
         hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), sync="solo")
     hvd.shutdown()  # does nothing
-    with pytest.raises(ValueError, match="Horovod has not been initialized"):
-        hvd.flush()
+    for call in (hvd.flush, lambda: hvd.synchronize(0), lambda: hvd.poll(0), lambda: hvd.round_info(0)):
+        with pytest.raises(ValueError, match="Horovod has not been initialized"):
+            call()
     with pytest.raises(hvd.HorovodInternalError, match="Horovod has not been initialized"):
         hvd.join()  # Horovod's own error
 
