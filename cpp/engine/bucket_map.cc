@@ -25,7 +25,10 @@ std::shared_ptr<SharedBucket> BucketMap::Declare(const std::string& name, const 
                                 " in one reduction; reduce it in parts, or split the parameter that is as large");
   }
   auto& bucket = buckets_[name];
-  if (bucket == nullptr) bucket = std::make_shared<SharedBucket>(surroundings_, name, config);
+  if (bucket == nullptr) {
+    bucket = std::make_shared<SharedBucket>(surroundings_, name, config);
+    bucket->owner = OwnerOf(name);  // without the bucket's lock, because no other thread can see the bucket yet
+  }
   if (!(bucket->config == config)) {
     throw std::invalid_argument(
         rank + "the name " + name + " is bound to another shape, dtype, device, policy or scaling: to " +
@@ -40,8 +43,12 @@ void BucketMap::Enter(const std::shared_ptr<SharedBucket>& bucket) {
   const std::string& name = bucket->core.name();
   if (buckets_.emplace(name, bucket).first->second != bucket)
     throw std::invalid_argument("the name " + name + " has been declared anew by another thread");
+  if (const auto owner = OwnerOf(name)) bucket->owner = owner;
+}
+
+std::shared_ptr<const Owner> BucketMap::OwnerOf(const std::string& name) const {
   const auto owner = owners_.find(name);
-  if (owner != owners_.end()) bucket->owner = owner->second;
+  return owner == owners_.end() || owner->second->gone() ? nullptr : owner->second;
 }
 
 void BucketMap::Forget(const SharedBucket& bucket) {

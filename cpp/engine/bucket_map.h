@@ -55,6 +55,8 @@ class BucketMap {
 
  private:
   void ThrowIfLostUnderLock();
+  // Returns the owner of a bucket if it lives, else null. Called with the mutex held.
+  std::shared_ptr<const Owner> OwnerOf(const std::string& name) const;
 
   Surroundings& surroundings_;
   mutable std::mutex mutex_;  // this mutex guards all members below, but not the contents of buckets

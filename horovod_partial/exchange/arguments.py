@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from horovod.common.process_sets import ProcessSet
 
@@ -19,8 +19,12 @@ from horovod_partial.policies import (
     Quorum,
     Solo,
     WeightedAverage,
+    WorkSharing,
 )
 from horovod_partial.settings import settings
+
+if TYPE_CHECKING:
+    from horovod_partial.runtime.runtime import Runtime
 
 
 def is_average(op: int, average: int, total: int) -> bool:
@@ -75,11 +79,26 @@ def of_average(policy: ModelPolicy | str, steps: Any) -> ModelPolicy:
     return chosen
 
 
-def warn_of_late_gradients(policy: Policy, optimizer: Any) -> None:
-    """Warn if late gradients may cost this optimizer more than it gains by not waiting.
+def warn_of_policy(runtime: Runtime, policy: Policy, optimizer: Any, passes: int) -> None:
+    """On rank 0, warn of a policy that may not do what the user expects of it, with this optimizer on these ranks.
 
     Must be called directly by the function that the user calls, so that the warning names the user's line.
     """
+    size = runtime.size() if runtime.is_initialized() else 0
+    if size and runtime.rank() != 0:
+        return
+    if isinstance(policy, Quorum) and not policy.is_share and 0 < size < policy.ranks:
+        warnings.warn(
+            f"{policy!r} asks for {policy.ranks} ranks, and there are {size}: each round waits for all of them. A share of the "
+            "ranks is a float, such as hvd.Quorum(0.75)",
+            stacklevel=3,
+        )
+    if isinstance(policy, WorkSharing) and passes == 1 and size > 1:
+        warnings.warn(
+            "WorkSharing() with one backward pass per step has a single micro-batch for each rank, so a slow rank has none to "
+            "give away: pass backward_passes_per_step, such as 4, and make the micro-batches as much smaller",
+            stacklevel=3,
+        )
     kinds = {kind.__name__ for kind in type(optimizer).__mro__} & {"Adam", "AdamW", "Muon"}
     if kinds and isinstance(policy, Solo):
         warnings.warn(

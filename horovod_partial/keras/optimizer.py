@@ -17,7 +17,7 @@ from horovod_partial.exchange.arguments import (
     check_gradient_arguments,
     check_kinds,
     refuse_about_gradients,
-    warn_of_late_gradients,
+    warn_of_policy,
     with_num_groups,
 )
 from horovod_partial.exchange.gradients import Apply, GradientExchange
@@ -596,7 +596,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if isinstance(policy, ModelPolicy):
         refuse_about_gradients(policy, arguments, uncompressed=Compression.none, average=Average)
     else:
-        warn_of_late_gradients(policy, inner(optimizer))
+        passes = optimizer.gradient_accumulation_steps or backward_passes_per_step
+        warn_of_policy(backend.runtime, policy, inner(optimizer), passes)
     check_gradient_arguments(arguments)
     accumulates = backward_passes_per_step > 1 or optimizer.gradient_accumulation_steps
     replays = isinstance(policy, LateGradients)

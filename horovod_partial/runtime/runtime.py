@@ -763,6 +763,14 @@ class Runtime:
         """Return whether Horovod is initialised."""
         return self._mpi_ops.is_initialized()
 
+    def rank(self) -> int:
+        """Return the number of this rank among all ranks. Raises ValueError if Horovod is not initialised."""
+        return self._mpi_ops.rank()
+
+    def size(self) -> int:
+        """Return the number of all ranks. Raises ValueError if Horovod is not initialised."""
+        return self._mpi_ops.size()
+
     def check_initialized(self) -> None:
         """Raise ValueError if Horovod is not initialised."""
         if not self.is_initialized():

@@ -16,7 +16,7 @@ from horovod_partial.exchange.arguments import (
     check_compression,
     check_kinds,
     refuse_about_gradients,
-    warn_of_late_gradients,
+    warn_of_policy,
     with_num_groups,
 )
 from horovod_partial.merging import MergedGradients
@@ -26,6 +26,7 @@ from horovod_partial.settings import settings
 from horovod_partial.torch import amp, full_optimizer
 from horovod_partial.torch.gradient_exchange import GradientExchange
 from horovod_partial.torch.model_exchange import ModelExchange
+from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.round_steps import GradTransform, RoundSteps
 from horovod_partial.torch.work_sharing import WorkSharingExchange
 from horovod_partial.torch.wrapping import check_names, with_positions, wrap
@@ -107,7 +108,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if getattr(optimizer, "is_horovod_partial", False) or type(optimizer).__module__ == "horovod.torch.optimizer":
         raise ValueError("optimizer is a DistributedOptimizer already; wrap the optimizer itself, and wrap it once")
     groups = with_num_groups(groups, num_groups)
-    warn_of_late_gradients(policy, optimizer)
+    warn_of_policy(runtime, policy, optimizer, backward_passes_per_step)
     horovods: dict[str, Any] = {
         "named_parameters": named_parameters,
         "compression": compression,

@@ -148,8 +148,6 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
             options = {"members": bucket.members} | self._policy_of(bucket)
             config = self._family.config(bucket.flat, bucket.wire_dtype, **options)
             runtime.declare(self.process_set.process_set_id, bucket.name, config)
-        # A declared bucket takes no notice of an earlier `own` before its first arrival, which may never come.
-        runtime.own(self._owner, self.process_set.process_set_id, self._family.names)
 
     def _policy_of(self, bucket: GradientBucket) -> dict[str, Any]:
         return self._policy(grants=bucket is self.buckets[0])
@@ -161,9 +159,10 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
         bucket = self._bucket_of[parameter]
         if parameter not in bucket.missing:
             raise AssertionError(
-                f"gradients of {self._names[parameter]} were computed twice before step(): each backward pass is a micro-batch of "
-                "its own under hvd.WorkSharing(). Call optimizer.step() after each. A micro-batch may have several losses if no two "
-                "have gradients of the same parameter: add them up, or use detach() and requires_grad_(False), as for a GAN"
+                f"gradients of {self._names[parameter]} were computed twice before step(). Under hvd.WorkSharing() each backward "
+                "pass is a micro-batch, and an update has backward_passes_per_step of them for each rank: call optimizer.step() after "
+                "each backward pass. A micro-batch may have several losses if no two have gradients of the same parameter: add them "
+                "up, or use detach() and requires_grad_(False), as for a GAN"
             )
         if parameter.grad is not None and parameter.grad.is_sparse and not self._sparse_as_dense:
             raise ValueError("buckets cannot hold sparse gradients; pass sparse_as_dense=True, or use Full()")

@@ -633,7 +633,9 @@ TEST_F(FamilyTest, ARoundIsTakenWhenItHasEndedInAllMembers) {
 
 TEST_F(FamilyTest, ARankThatJoinsBeforeItsFirstStepIsInTheFlushAfterIt) {
   Start(3, {Config(1, Missed::kReplay), Config(1, Missed::kReplay)});
-  for (const int bucket : {0, 1}) EngineOf(2).Declare(BucketName(bucket), Config(1, Missed::kReplay));
+  BucketConfig config = Config(1, Missed::kReplay);
+  config.memory = &horovod().memory(2);
+  for (const int bucket : {0, 1}) EngineOf(2).Declare(BucketName(bucket), config);
   horovod().Join(2);
   for (int step = 0; step < 2; ++step) {
     for (const Rank rank : {0, 1})

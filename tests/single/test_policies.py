@@ -5,6 +5,7 @@ import math
 import re
 import warnings
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,17 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_partial import _core, policies
-from horovod_partial.exchange.arguments import warn_of_late_gradients
+from horovod_partial.exchange.arguments import warn_of_policy
 from horovod_partial.policies import (
     Butterfly,
     Full,
     GroupAverage,
     Majority,
     PartialReduce,
+    Policy,
     Quorum,
     Schedule,
     Solo,
     WeightedAverage,
+    WorkSharing,
 )
 
 
@@ -360,12 +363,33 @@ def test_a_schedule_of_ones_own() -> None:
     assert [ring.groups(t, 4) for t in range(3)] == [[[0, 1], [2, 3]], [[0, 3], [1, 2]], [[0, 1], [2, 3]]]
 
 
+def of_rank(rank: int) -> Any:
+    """A stand-in for the runtime of one of 4 ranks."""
+    return SimpleNamespace(is_initialized=lambda: True, rank=lambda: rank, size=lambda: 4)
+
+
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.Muon])
 def test_an_optimizer_that_bears_late_gradients_badly_is_told(kind: type[torch.optim.Optimizer]) -> None:
     optimizer = kind([torch.zeros(1, 1)])
     with pytest.warns(UserWarning, match=rf"{kind.__name__} under .*: most gradients may be late"):
-        warn_of_late_gradients(Solo(), optimizer)
+        warn_of_policy(of_rank(0), Solo(), optimizer, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_late_gradients(Majority(), optimizer)
-        warn_of_late_gradients(Solo(), torch.optim.SGD([torch.zeros(1)], lr=0.1))
+        warn_of_policy(of_rank(0), Majority(), optimizer, 1)
+        warn_of_policy(of_rank(0), Solo(), torch.optim.SGD([torch.zeros(1)], lr=0.1), 1)
+        warn_of_policy(of_rank(1), Solo(), optimizer, 1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "passes", "message"),
+    [(Quorum(75), 1, "asks for 75 ranks, and there are 4"), (WorkSharing(), 1, "a single micro-batch for each rank")],
+)
+def test_a_policy_that_waits_for_all_is_told(policy: Policy, passes: int, message: str) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    with pytest.warns(UserWarning, match=message):
+        warn_of_policy(of_rank(0), policy, optimizer, passes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_policy(of_rank(1), policy, optimizer, passes)
+        warn_of_policy(of_rank(0), Quorum(4), optimizer, 1)
+        warn_of_policy(of_rank(0), WorkSharing(), optimizer, 2)
