@@ -38,7 +38,8 @@ def wrap(
     """
     base, process_set = type(optimizer), arguments["process_set"]
     has_bfloat16 = any(p.dtype == torch.bfloat16 for group in optimizer.param_groups for p in group["params"])
-    shared = own_attributes(optimizer)
+    # A fused optimizer would take a scaler's scale in its step, and each rank would skip a step by its own gradients.
+    shared = own_attributes(optimizer) | {"_step_supports_amp_scaling": False}
     # Horovod calls the constructor of the optimizer's class with nothing but the parameter groups. Not every class takes
     # that, and others would make a new state. So Horovod gets a subclass, whose constructor shares all attributes.
     sharing: Any = type(base.__name__, (base,), {"__init__": lambda self, _: self.__dict__.update(shared)})
