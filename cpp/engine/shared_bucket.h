@@ -90,8 +90,9 @@ struct SharedBucket {
 
   // Makes this rank arrive with the outstanding operation. May throw, because a late contribution needs memory.
   void Arrive(Calls& calls);
-  // Called when this rank has joined before its first arrival at this bucket, and other ranks have had a round of it. The
-  // rank arrives without a gradient. The arrival counts when the join is over, so that a flush waits for this rank too.
+  // Called when this rank has joined before its first arrival at this bucket, and other ranks have had a round of it.
+  // The rank arrives without a gradient. The arrival counts when the join is over, so that a flush waits for this rank
+  // too.
   void ArriveWhileJoined(Calls& calls);
   // Calls Arrive on the background thread. If Arrive throws, the bucket fails, and this function does not throw.
   void ArriveOrFail(Calls& calls);
