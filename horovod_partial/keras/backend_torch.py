@@ -215,12 +215,7 @@ class SharedGradients(GradientExchange):
 
     def declare(self) -> None:
         """Declare the buckets. The first bucket also keeps account of the micro-batches that were granted."""
-        for bucket in self._sums:
-            config = self.family.config(
-                bucket.flat, bucket.wire_dtype, members=bucket.members, **self._policy_of(bucket)
-            )
-            runtime.declare(self.process_set.process_set_id, bucket.name, config)
-        self._own(self.family.names)
+        self.family.declare(self._policy_of)
 
     def dense(self, gradients: Sequence[Any]) -> list[torch.Tensor]:
         """Return the gradients as dense tensors; None counts as zeros."""

@@ -270,7 +270,7 @@ class Runtime:
             for applier in appliers:
                 applier.apply_rounds()
         trained = []
-        for applier in self._of_this_thread(self._appliers):
+        for applier in self.exchanges():
             applier.declare()
             if applier.family is not None:
                 trained.append((applier.family, applier.family.lost))
@@ -665,12 +665,12 @@ class Runtime:
             if sharer not in here:  # optimizers of other process sets begin micro-batches only now: their ranks differ
                 sharer.come_back()
 
-    def exchanges(self) -> list[Applier]:
+    def exchanges(self) -> list[Any]:
         """Return the exchanges of this thread that take part in flushes."""
         return self._of_this_thread(self._appliers)
 
     def _settle(self) -> None:
-        if any(applier.is_applying for applier in self._of_this_thread(self._appliers)):
+        if any(applier.is_applying for applier in self.exchanges()):
             raise AssertionError(
                 f"rank {self._mpi_ops.rank()}: a flush, a join or the end came within a round hook or grad_transform, where an "
                 "optimizer applies a round: call it between two steps"
@@ -679,7 +679,7 @@ class Runtime:
             averager.settle()
 
     def _sharers(self) -> list[Sharer]:
-        return [applier for applier in self._of_this_thread(self._appliers) if applier.shares_work]
+        return [applier for applier in self.exchanges() if applier.shares_work]
 
     def _take_over(self) -> bool:
         """Wait until threads that train under WorkSharing are idle. Take over what they have left within a micro-batch.
@@ -730,7 +730,7 @@ class Runtime:
         """Return the appliers of a process set whose rounds this thread may apply now."""
         return [
             applier
-            for applier in self._of_this_thread(self._appliers)
+            for applier in self.exchanges()
             if applier.process_set.process_set_id == process_set and applier.family and not applier.is_under_way
         ]
 

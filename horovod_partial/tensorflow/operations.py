@@ -34,26 +34,14 @@ def init(*args: Any, **kwargs: Any) -> None:
 
 
 def join(*args: Any, **kwargs: Any) -> Any:
-    """Deliver this rank's late contributions, then call `horovod.tensorflow.join`. Only for eager code."""
+    """Same as `horovod_partial.torch.join`, for `horovod.tensorflow.join`. Only for eager code."""
     if not tf.executing_eagerly():
         raise ValueError("call join outside of graphs: it delivers late contributions when Python calls it")
     return runtime.join(*args, **kwargs)
 
 
 def flush(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until every rank flushes, and all late contributions have been delivered. Only for eager code.
-
-    The rounds that this rank has missed are applied, for the optimizers of the calling thread and of threads that have
-    ended. A warning tells where an idle thread has left rounds of another one. The results of other missed rounds come
-    with the next operation of the same name. Ranks that have joined need not call this. A rank that has used no partial
-    collective in this process set need not call it either, and does not wait if it does. Threads that call this at the
-    same time take turns.
-
-    Raises:
-        AssertionError: an optimizer applies a round, as in a round hook, or a micro-batch of `hvd.WorkSharing` lacks its
-            step.
-        ValueError: Horovod is not initialised, or a graph is being traced.
-    """
+    """Same as `horovod_partial.torch.flush`, and raises ValueError in a graph, too. Only for eager code."""
     check_kinds({"process_set": process_set})
     runtime.check_initialized()
     if not tf.executing_eagerly():

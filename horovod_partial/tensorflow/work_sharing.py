@@ -72,6 +72,7 @@ class SharedGradients(GradientExchange):
             for index, planned in enumerate(self._plan(variables, kinds, sizes))
         ]
         self.family = Family(self.runtime, self.process_set, [bucket.name for bucket in self._buckets_of_sum])
+        self._own(self.family.names)
 
     def _config(self, bucket: _Bucket) -> _attach.BucketConfig:
         assert isinstance(self._sync, SharedUpdates)
@@ -89,7 +90,6 @@ class SharedGradients(GradientExchange):
         """Declare the buckets. The first bucket also keeps account of the micro-batches that were granted."""
         for bucket in self._buckets_of_sum:
             self.runtime.declare(self.process_set.process_set_id, bucket.name, self._config(bucket))
-        self._own(self.family.names)
 
     def dense(self, gradients: Sequence[Any]) -> list[tf.Tensor]:
         """Return the gradients as dense tensors; None counts as zeros."""

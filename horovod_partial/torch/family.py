@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,12 @@ class GradientFamily(Family):
             size=runtime.size_of(self._process_set),
             **(self._options | options),
         )
+
+    def declare(self, options_of: Callable[[GradientBucket], dict[str, Any]] = lambda _: {}) -> None:
+        """Declare the buckets before the first arrival. `options_of` replaces options of the family for a bucket."""
+        for bucket in self.buckets:
+            config = self.config(bucket.flat, bucket.wire_dtype, members=bucket.members, **options_of(bucket))
+            runtime.declare(self._process_set.process_set_id, bucket.name, config)
 
     def arrive(self, bucket: GradientBucket, scale: float = 1.0, **options: Any) -> None:
         """Arrive at a bucket with the gradients that it holds, divided by `scale`."""

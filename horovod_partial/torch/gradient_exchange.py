@@ -376,9 +376,7 @@ class GradientExchange(Exchange):
         if not self._hooks or self._tenure.is_current:
             return
         self._enter()
-        for bucket in self.buckets:
-            config = self._family.config(bucket.flat, bucket.wire_dtype, members=bucket.members)
-            runtime.declare(self.process_set.process_set_id, bucket.name, config)
+        self._family.declare()
 
     def apply_rounds(self) -> None:
         """Apply all rounds that this rank can take, oldest first. Call this only between two steps."""

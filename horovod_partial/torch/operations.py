@@ -99,7 +99,9 @@ def init(*args: Any, **kwargs: Any) -> None:
 
 
 def join(device: int | None = None) -> int:
-    """Deliver this rank's late contributions, then call `horovod.torch.join`.
+    """Deliver this rank's late contributions, call `horovod.torch.join`, then flush: all ranks have one model afterwards.
+
+    Policies of models average nothing here: call `optimizer.flush()` of such an optimizer.
 
     Args:
         device: number of the GPU that holds the zeros which this rank contributes from then on; -1 is the CPU. None,

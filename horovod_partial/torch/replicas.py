@@ -62,8 +62,8 @@ def save_checkpoint(path: str | os.PathLike[str], model: torch.nn.Module, optimi
     update. Call it from a round hook there (`optimizer.register_round_hook`): a hook sees each update once.
 
     The file appears whole or not at all. `torch.load` returns a dictionary with the state dictionaries `model` and
-    `optimizer`, and the entries of `more`. Numbers of NumPy are saved as Python's. Buffers come from the rank that writes: if that matters, call
-    `hvd.average_buffers` before.
+    `optimizer`, and the entries of `more`. Numbers of NumPy are saved as Python's. Buffers come from the rank that
+    writes: if that matters, call `hvd.average_buffers` before.
 
     Args:
         path: path of the file.

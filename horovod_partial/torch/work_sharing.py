@@ -145,9 +145,7 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
         super()._enter()
         for bucket in self.buckets:
             bucket.abandon()  # gradients of an earlier generation of Horovod are lost
-            options = {"members": bucket.members} | self._policy_of(bucket)
-            config = self._family.config(bucket.flat, bucket.wire_dtype, **options)
-            runtime.declare(self.process_set.process_set_id, bucket.name, config)
+        self._family.declare(self._policy_of)
 
     def _policy_of(self, bucket: GradientBucket) -> dict[str, Any]:
         return self._policy(grants=bucket is self.buckets[0])
