@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
@@ -21,6 +23,7 @@ from horovod_partial.policies import (
     WeightedAverage,
     WorkSharing,
 )
+from horovod_partial.runtime import bucket_config
 from horovod_partial.settings import settings
 
 if TYPE_CHECKING:
@@ -79,34 +82,49 @@ def of_average(policy: ModelPolicy | str, steps: Any) -> ModelPolicy:
     return chosen
 
 
-def warn_of_policy(runtime: Runtime, policy: Policy, optimizer: Any, passes: int) -> None:
-    """On rank 0, warn of a policy that may not do what the user expects of it, with this optimizer on these ranks.
+def warn_of_policy(runtime: Runtime, policy: Policy, optimizer: Any = None, passes: int = 0) -> None:
+    """On rank 0, warn of a policy that may not do what the user expects of it on these ranks with this optimizer.
 
-    Must be called directly by the function that the user calls, so that the warning names the user's line.
+    Without `optimizer` the policy is that of a gradient tape.
     """
     size = runtime.size() if runtime.is_initialized() else 0
     if size and runtime.rank() != 0:
         return
+    texts = []
     if isinstance(policy, Quorum) and not policy.is_share and 0 < size < policy.ranks:
-        warnings.warn(
+        texts.append(
             f"{policy!r} asks for {policy.ranks} ranks, and there are {size}: each round waits for all of them. A share of the "
-            "ranks is a float, such as hvd.Quorum(0.75)",
-            stacklevel=3,
+            "ranks is a float, such as hvd.Quorum(0.75)"
         )
     if isinstance(policy, WorkSharing) and passes == 1 and size > 1:
-        warnings.warn(
+        texts.append(
             "WorkSharing() with one backward pass per step has a single micro-batch for each rank, so a slow rank has none to "
-            "give away: pass backward_passes_per_step, such as 4, and make the micro-batches as much smaller",
-            stacklevel=3,
+            "give away: pass backward_passes_per_step, such as 4, and make the micro-batches as much smaller"
         )
     kinds = {kind.__name__ for kind in type(optimizer).__mro__} & {"Adam", "AdamW", "Muon"}
     if kinds and isinstance(policy, Solo):
-        warnings.warn(
+        texts.append(
             f"{type(optimizer).__name__} under {policy!r}: most gradients may be late, which may cost more than it gains. A Transformer "
             "in our benchmarks was better under Full() with fewer steps, in the same time. Compare it with hvd.WorkSharing(), "
-            "hvd.BalancedBatchSampler or hvd.Quorum(0.75): see 'Which optimizer' in docs/policies.md",
-            stacklevel=3,
+            "hvd.BalancedBatchSampler or hvd.Quorum(0.75): see 'Which optimizer' in docs/policies.md"
         )
+    waits_for_all = isinstance(policy, Quorum) and policy.is_share and policy.ranks == 1.0
+    if optimizer is None and isinstance(policy, LateGradients) and policy.missed == "replay" and not waits_for_all:
+        texts.append(
+            "a tape adds up the results that a late rank has missed. So replicas part with any optimizer but plain SGD: use "
+            "a plain tape, and hvd.DistributedOptimizer"
+        )
+    for text in texts:
+        warnings.warn(text, stacklevel=_users_level())
+
+
+def _users_level() -> int:
+    """Return the `stacklevel` with which the caller warns of the user's line. It may have come here from a graph."""
+    for level, (frame, _) in enumerate(traceback.walk_stack(sys._getframe(1)), start=1):
+        library = str(frame.f_globals.get("__name__")).partition(".")[0] in {"horovod_partial", "tensorflow", "keras"}
+        if not library and "__autograph_generated_file" not in frame.f_code.co_filename:
+            return level
+    return 1
 
 
 def check_compression(compression: Any) -> None:
@@ -132,6 +150,10 @@ def _is_groups(value: Any) -> bool:
     return value is None or (is_int(value) and value >= 0)
 
 
+def _is_name(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.startswith(bucket_config.INTERNAL))
+
+
 _FACTOR = (is_number, "a number")
 _FLAG = (is_flag, "True or False")
 _TEXT = (lambda value: value is None or isinstance(value, str), "a text")
@@ -145,14 +167,17 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "device_sparse": _TEXT,
     "gradient_predivide_factor": (lambda value: is_number(value) and value > 0, "a number above 0"),
     "groups": (_is_groups, "an int, 0 or more, or a list of lists of parameters or variables"),
-    "name": _TEXT,
+    "name": (_is_name, f"a text that does not begin with {bucket_config.INTERNAL!r}, which is for internal buckets"),
     "named_buffers": (lambda value: value is None or isinstance(value, Iterable), "model.named_buffers()"),
     "named_parameters": (lambda value: value is None or isinstance(value, Iterable), "model.named_parameters()"),
     # `op` is the number of a reduce operation of Horovod, 0 to 5. Some frameworks lack some operations.
     "op": (lambda value: is_int(value) and 0 <= value < 6, "hvd.Average, or another of Horovod's operations"),
     "postscale_factor": _FACTOR,
     "prescale_factor": _FACTOR,
-    "process_set": (lambda value: isinstance(value, ProcessSet), "a ProcessSet"),
+    "process_set": (
+        lambda value: isinstance(value, ProcessSet) and value.process_set_id is not None,
+        "a ProcessSet that is registered, and was not removed",
+    ),
     "return_info": _FLAG,
     "scale_local_gradients": _FLAG,
     "sparse_as_dense": _FLAG,
@@ -196,20 +221,6 @@ def check_gradient_arguments(arguments: dict[str, Any]) -> None:
     groups = arguments["groups"]
     if groups is not None and not (isinstance(groups, list) or groups > 0):
         raise ValueError("groups should be a non-negative integer or a list of lists of variables.")
-
-
-def warn_of_sums(policy: Policy) -> None:
-    """Warn the user of a gradient tape that missed results are added up, unless the policy never makes ranks late.
-
-    Must be called directly by the function that the user calls, so that the warning names the user's line.
-    """
-    waits_for_all = isinstance(policy, Quorum) and policy.is_share and policy.ranks == 1.0
-    if isinstance(policy, LateGradients) and policy.missed == "replay" and not waits_for_all:
-        warnings.warn(
-            "a tape adds up the results that a late rank has missed. So replicas part with any optimizer but plain SGD: use "
-            "a plain tape, and hvd.DistributedOptimizer",
-            stacklevel=3,
-        )
 
 
 def refuse_about_gradients(policy: ModelPolicy, arguments: dict[str, Any], *, uncompressed: Any, average: int) -> None:

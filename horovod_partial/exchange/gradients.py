@@ -281,7 +281,7 @@ class GradientExchange(ABC):
         """Begin to compare the variables that the ranks begin to train. From now on flushes compare replicas, too."""
         meeting = self.runtime.meet(self.process_set)
         if meeting is not None:
-            start = f"{healing.PREFIX}start.{self.name}"
+            start = f"{bucket_config.INTERNAL}start.{self.name}"
             self._own([start])
             self._introduction = healing.Introduction(meeting, start, variables)
 

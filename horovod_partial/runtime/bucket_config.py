@@ -8,6 +8,8 @@ from typing import Any
 from horovod_partial import _core, policies
 from horovod_partial.policies import FOR_EVER, LateGradients, ModelPolicy, Policy, Quorum, SharedUpdates, Solo
 
+INTERNAL = "horovod_partial."  # the prefix of the names of internal buckets. Statistics leave internal buckets out
+
 
 def arguments(
     *,

@@ -29,9 +29,8 @@ _WORDS = 8  # the number of 32-bit words by which a rank describes one family an
 _CHUNK = 1 << 18  # the number of 32-bit words of a replica that travel in one round, when replicas are made equal
 _LENGTH = 8  # the number of bytes that are sent before a replica's data, and tell the data's length
 
-PREFIX = "horovod_partial."  # the prefix of the names of internal buckets. Statistics leave internal buckets out
 # Names of two buckets, by which ranks compare replicas. Both must begin with kOfFlushes of cpp/core/rounds/message.h.
-FACTS, VALUES = f"{PREFIX}replicas.facts", f"{PREFIX}replicas.values"
+FACTS, VALUES = (f"{bucket_config.INTERNAL}replicas.{what}" for what in ("facts", "values"))
 
 Array = npt.NDArray[Any]
 Key = tuple[str, Any, str]  # the key of a value in a replica: kind ("parameter", "state", ...), owner and name

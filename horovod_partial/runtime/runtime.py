@@ -26,7 +26,7 @@ from horovod.common.process_sets import ProcessSet
 
 from horovod_partial import _attach, log
 from horovod_partial.checks import is_number, require
-from horovod_partial.runtime import failure, healing, heartbeat
+from horovod_partial.runtime import bucket_config, failure, healing, heartbeat
 from horovod_partial.runtime.appliers import Applier, Averager, Meanwhile, Sharer, names_of, this_thread
 from horovod_partial.runtime.build import check_features
 from horovod_partial.runtime.tenure import Tenure
@@ -779,7 +779,7 @@ class Runtime:
     def statistics(self, process_set: int) -> dict[str, dict[str, Any]]:
         """Return the raw statistics of every bucket of a process set, by name, without the buckets of flushes."""
         everything = self._guarded(_attach.statistics, self._library, process_set)
-        named = {name: of for name, of in everything.items() if not name.startswith(healing.PREFIX)}
+        named = {name: of for name, of in everything.items() if not name.startswith(bucket_config.INTERNAL)}
         return {name: of | {"healed": self.healed[name]} for name, of in named.items()}
 
     def unsettled(self, process_set: int) -> set[str]:

@@ -15,14 +15,14 @@ from horovod_partial.checks import require
 from horovod_partial.exchange.arguments import (
     check_gradient_arguments,
     check_kinds,
-    warn_of_sums,
+    warn_of_policy,
     with_num_groups,
 )
 from horovod_partial.exchange.wrapping import subclass
 from horovod_partial.policies import ModelPolicy, Policy
 from horovod_partial.settings import settings
 from horovod_partial.tensorflow.gradients import GradientExchange
-from horovod_partial.tensorflow.graph import native
+from horovod_partial.tensorflow.graph import native, runtime
 
 
 class _Methods:
@@ -57,6 +57,7 @@ class _Methods:
         )
 
 
+@tf.autograph.experimental.do_not_convert
 def DistributedGradientTape(  # noqa: N802 - Horovod's name
     gradtape: tf.GradientTape,
     device_dense: str = "",
@@ -120,7 +121,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     }
     check_kinds(arguments)
     check_gradient_arguments(arguments)
-    warn_of_sums(policy)
+    warn_of_policy(runtime, policy)
     # All wrappers of one tape share its `__dict__`. So each wrapper keeps its own exchange in the slot `_exchange`.
     tape: Any = object.__new__(subclass(type(gradtape), _Methods, __slots__=("_exchange",)))
     tape.__dict__ = gradtape.__dict__

@@ -24,13 +24,16 @@ def device_number(device: torch.device) -> int:
     return -1 if device.type == "cpu" else device.index
 
 
-def stream_handle(device: torch.device) -> int:
-    """Return CUDA's handle of PyTorch's current stream; 0 for the CPU. Raises RuntimeError during a graph capture."""
-    if device.type == "cpu":
-        return 0
-    if torch.cuda.is_current_stream_capturing():
+def refuse_capture(device: torch.device) -> None:
+    """Raise RuntimeError while PyTorch captures a CUDA graph on this device."""
+    if device.type != "cpu" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "partial collectives cannot be captured into a CUDA graph, which would replay one round for ever; capture the "
             "forward and backward passes alone, and leave the optimizer's step and its reductions outside"
         )
-    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def stream_handle(device: torch.device) -> int:
+    """Return CUDA's handle of PyTorch's current stream; 0 for the CPU. Raises RuntimeError during a graph capture."""
+    refuse_capture(device)
+    return 0 if device.type == "cpu" else int(torch.cuda.current_stream(device).cuda_stream)

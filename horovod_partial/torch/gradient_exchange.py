@@ -5,6 +5,7 @@ Partial policies (eager-SGD, PPoPP'20, section 4) and merged gradients (MG-WFBP)
 
 from __future__ import annotations
 
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from horovod_partial.settings import settings
 from horovod_partial.torch import buckets
 from horovod_partial.torch.ahead import ParametersAhead
 from horovod_partial.torch.buckets import GradientBucket
+from horovod_partial.torch.devices import refuse_capture
 from horovod_partial.torch.family import GradientFamily
 from horovod_partial.torch.merging import Collectives, Merging
 from horovod_partial.torch.operations import runtime
@@ -157,7 +159,7 @@ class GradientExchange(Exchange):
             for bucket, named in zip(self.buckets, buckets, strict=True):
                 bucket.name = named
             self._family = GradientFamily(self.process_set, self.buckets, self._bucket_options)
-        start = f"{healing.PREFIX}start.{name}"
+        start = f"{bucket_config.INTERNAL}start.{name}"
         owned = [start] if self._merging is not None else [*buckets, start]  # buckets of `Merging` have another owner
         runtime.own(self._owner, self.process_set.process_set_id, owned)
         if self._replays:
@@ -168,11 +170,14 @@ class GradientExchange(Exchange):
     def _register_hooks(self) -> None:
         # The parameters keep the gradient hooks alive. The hooks refer weakly to the exchange, so that it can be freed.
         reference = weakref.ref(self)
+        one_at_a_time = threading.Lock()  # autograd has a thread for each device, and a program may have several too
 
         def gradient_is_there(parameter: torch.nn.Parameter) -> None:
             exchange = reference()
             if exchange is not None:
-                exchange._gradient_is_there(parameter)
+                refuse_capture(parameter.device)  # before anything of the gradient is noted
+                with one_at_a_time:
+                    exchange._gradient_is_there(parameter)
 
         for parameter in self._bucket_of:
             self._hooks.append(parameter.register_post_accumulate_grad_hook(gradient_is_there))  # type: ignore[no-untyped-call]

@@ -344,7 +344,7 @@ def check_arguments(tensor: torch.Tensor, name: str | None, process_set: Process
 
 def _check_call(tensor: torch.Tensor, name: str | None) -> str:
     """Check the name, and what may differ between tensors of equal dtype and shape. Returns the name."""
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not name or name.startswith(bucket_config.INTERNAL):
         check_kinds({"name": name})
         raise ValueError("a partial collective needs a name, the same in every round: pass name=")
     if tensor.requires_grad and torch.is_grad_enabled():

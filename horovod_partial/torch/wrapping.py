@@ -115,8 +115,10 @@ class _Methods(torch.optim.Optimizer):
 
         Raises:
             RuntimeError: gradients were changed while they travelled, or a later wrapper has taken parameters of this one.
+            ValueError: the optimizer's process set was removed.
         """
         require_ownership(self)
+        self._require_process_set()
         return self._exchange.step(self, closure)
 
     def synchronize(self) -> None:
@@ -130,6 +132,7 @@ class _Methods(torch.optim.Optimizer):
 
         Raises:
             RuntimeError: gradients were changed while they travelled, or a later wrapper has taken parameters of this one.
+            ValueError: the optimizer's process set was removed.
         """
         require_ownership(self)
         self._exchange.synchronize()

@@ -130,6 +130,7 @@ def test_one_rank_alone_may_call_init_again(front: Front, world: World) -> None:
 def test_wrong_arguments(front: Front, world: World) -> None:
     cases: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"name": None}, ValueError, "needs a name"),
+        ({"name": "horovod_partial.farewell"}, ValueError, "internal buckets"),
         ({"sync": "most"}, ValueError, "unknown sync policy 'most'"),
         ({"sync": 3}, ValueError, "sync must be a policy"),
         ({"sync": "group_average"}, ValueError, "averages models: pass it to hvd.average or"),

@@ -6,6 +6,8 @@ What averages of models alone have is in `test_model_optimizer.py`.
 import copy
 import gc
 import pickle
+import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,6 +36,7 @@ from harness.world import World
 
 import horovod_partial.torch as hvd
 from horovod_partial.settings import settings
+from horovod_partial.torch import gradient_exchange
 
 pytestmark = front_end
 
@@ -56,6 +59,43 @@ def test_too_many_backward_passes(world: World) -> None:
     with pytest.raises(AssertionError, match="backward_passes_per_step"):
         loss_of(model, world.rank, 0).backward()
     optimizer.step()
+
+
+def test_backward_in_two_threads(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd has a thread for each device. One of them names the buckets, and the other arrives under these names."""
+    towers = [make_model() for _ in range(2)]
+    parameters = [list(tower.parameters()) for tower in towers]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([*parameters[0], *parameters[1]], lr=0.1, momentum=0.9), groups=parameters, sync=EVERYBODY
+    )
+    name = optimizer._exchange._name
+    current = name.current
+    monkeypatch.setattr(name, "current", lambda: [time.sleep(0.2), current()][1])
+    threads = [
+        threading.Thread(target=lambda tower=tower: loss_of(tower, world.rank, 0).backward()) for tower in towers
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    optimizer.step()
+    for tower in towers:
+        assert weights(tower) == pytest.approx(reference(world, "momentum", 1), abs=1e-5)
+
+
+def test_backward_after_a_refused_capture(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a capture into a CUDA graph would have reduced is not half reduced. The refusal is a mock: it needs a GPU."""
+    model, optimizer = wrapped(EVERYBODY)
+
+    def refuse(_: torch.device) -> None:
+        raise RuntimeError("refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gradient_exchange, "refuse_capture", refuse)
+        with pytest.raises(RuntimeError, match="refused"):
+            loss_of(model, world.rank, 0).backward()
+    train(world, optimizer, model, 2)
+    assert weights(model) == pytest.approx(reference(world, "momentum", 2), abs=1e-5)
 
 
 def test_lbfgs(world: World) -> None:

@@ -60,10 +60,28 @@ def test_nothing_that_is_pending_in_a_removed_process_set_is_lost(world: World) 
         for use in (
             lambda: optimizer.rounds,
             optimizer.flush,
+            optimizer.step,
             lambda: optimizer.load_state_dict(optimizer.state_dict()),
         ):
             with pytest.raises(ValueError, match="the process set of this optimizer was removed"):
                 use()
+        for function in (hvd.flush, hvd.partial_stats):
+            with pytest.raises(ValueError, match="that is registered, and was not removed"):
+                function(process_set)
+
+
+def test_work_sharing_in_a_removed_process_set(world: World) -> None:
+    process_set = hvd.add_process_set([0, 1])
+    if process_set.included():
+        model, optimizer = wrapped(hvd.WorkSharing(), process_set=process_set, backward_passes_per_step=2)
+        train(world, optimizer, model, 2)
+        optimizer.flush()
+    assert hvd.remove_process_set(process_set)
+    if world.rank < 2:
+        with pytest.raises(ValueError, match="the process set is not registered"):
+            loss_of(model, world.rank, 0).backward()
+        with pytest.raises(ValueError, match="the process set of this optimizer was removed"):
+            optimizer.step()
 
 
 @process_sets

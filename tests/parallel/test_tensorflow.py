@@ -448,6 +448,21 @@ def test_xla_is_refused(world: World) -> None:
 
 
 @alone
+def test_a_warning_about_a_tape_names_the_users_line(world: World) -> None:
+    """Also in a graph that AutoGraph has converted."""
+
+    @tf.function
+    def make(x: tf.Tensor) -> tf.Tensor:
+        hvd.DistributedGradientTape(tf.GradientTape(), sync="solo")
+        return x
+
+    for function in (make, make.python_function):
+        with pytest.warns(UserWarning, match="a tape adds up") as caught:
+            function(tf.ones([1]))
+        assert [warning.filename for warning in caught] == [__file__]
+
+
+@alone
 def test_join_in_a_graph_is_refused(world: World) -> None:
     with pytest.raises(ValueError, match="outside of graphs"):
         tf.function(lambda: hvd.join())()

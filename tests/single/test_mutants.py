@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from interpreter import run_command
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "mutants.py"

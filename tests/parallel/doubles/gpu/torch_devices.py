@@ -12,6 +12,10 @@ def device_number(_: Any) -> int:
     return 0
 
 
+def refuse_capture(_: Any) -> None:
+    """Nothing is captured."""
+
+
 def stream_handle(_: Any) -> int:
     """The only one."""
     return 0
