@@ -141,7 +141,9 @@ class _Methods(torch.optim.Optimizer):
         """Call `hook(optimizer)` after each round that is applied, on every rank alike: for moving averages and projections.
 
         A late rank applies several rounds in one step, and calls the hook after each. Under `hvd.Full()`, and where
-        models are averaged, each step counts as a round. Returns a handle; its `remove()` removes the hook.
+        models are averaged, each step counts as a round. Returns a handle; its `remove()` removes the hook. Ranks call the
+        hook at different steps of their own. So a collective of Horovod's in it needs a name: Horovod numbers collectives
+        without a name by their order on each rank, and would pair it with another one.
 
         `state` is what the hook changes, such as a moving average: a module, or anything else with `load_state_dict`
         and a `state_dict` of tensors and plain values. A flush compares it over the ranks together with the model.
@@ -210,7 +212,7 @@ class _Methods(torch.optim.Optimizer):
 
     @property
     def rounds(self) -> int:
-        """How many rounds this rank has taken. All ranks have the same number after a flush: stop by it.
+        """How many rounds this rank has taken since `hvd.init`. All ranks have the same number after a flush: stop by it.
 
         Under `hvd.Full()`, and on a single rank, this is the number of steps. With a policy of models it is the number
         of averages.

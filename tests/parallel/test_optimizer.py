@@ -5,6 +5,7 @@ What averages of models alone have is in `test_model_optimizer.py`.
 
 import copy
 import gc
+import itertools
 import pickle
 import threading
 import time
@@ -96,6 +97,26 @@ def test_backward_after_a_refused_capture(world: World, monkeypatch: pytest.Monk
             loss_of(model, world.rank, 0).backward()
     train(world, optimizer, model, 2)
     assert weights(model) == pytest.approx(reference(world, "momentum", 2), abs=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["solo", "majority"])
+def test_a_collective_in_a_round_hook_and_one_in_the_loop(world: World, policy: str) -> None:
+    """A rank that waits in one of them takes the rounds of the other one meanwhile, whichever comes first on it."""
+    model, optimizer = wrapped(policy)
+    sums: dict[str, list[float]] = {"hook": [], "loop": []}
+
+    def add(place: str) -> None:
+        sums[place].append(hvd.allreduce(torch.ones(1), op=hvd.Sum, name=world.name(place)).item())
+
+    optimizer.register_round_hook(lambda _: add("hook") if next(rounds) % 3 == 2 else None)
+    rounds = itertools.count()
+    for step in range(15):
+        train(world, optimizer, model, 1, first=step, seconds=0.01 * ((step + world.rank) % 3))
+        if step % 3 == 2:
+            add("loop")
+    optimizer.flush()
+    world.same(len(sums["hook"]))
+    assert sums == {"hook": [world.size] * len(sums["hook"]), "loop": [world.size] * 5}
 
 
 def test_lbfgs(world: World) -> None:
