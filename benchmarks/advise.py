@@ -31,7 +31,6 @@ def measure(
     import torch
 
     import horovod_partial.torch as hvd
-    from horovod_partial import _attach
     from horovod_partial.torch.operations import runtime
 
     def mean_of_ranks(seconds: float) -> float:
@@ -87,7 +86,7 @@ def measure(
             rates[name][arm] = steps / train(drawn, policy, passes)
             if policy == "full":
                 hvd.barrier()
-                _attach.end_recording(runtime._library)
+                runtime.core.end_recording()
     return rates, split
 
 

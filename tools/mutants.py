@@ -125,6 +125,9 @@ def survivors_among(mutants: list[Mutant], directory: Path, info: Path, jobs: in
         try:
             build.make(mutant.caught_by, jobs)
             outcomes = {test: build.run(test, limits[test]) for test in mutant.caught_by}
+        except MutantError as error:
+            print(error, flush=True)  # the others are planted all the same
+            outcomes = {"the compiler": ""}
         finally:
             path.write_text(text)
         verdict = ", ".join(f"{test} {outcome or 'PASSES'}" for test, outcome in outcomes.items())

@@ -26,11 +26,19 @@ using attach::Session;
 
 namespace {
 
+// One Horovod of this process, by the path of its library. It has no session: each call finds that of today, since
+// Horovod may have been shut down and initialised again.
+struct LibraryHandle {
+  std::string path;
+
+  operator const std::string&() const { return path; }  // NOLINT(google-explicit-constructor)
+};
+
 // While an object of this class lives, the thread that steps an optimizer waits for something else, and takes results
 // of the optimizer's buckets meanwhile.
 class DrainedFamily {
  public:
-  DrainedFamily(const std::string& library, std::int32_t process_set, Family family)
+  DrainedFamily(const LibraryHandle& library, std::int32_t process_set, Family family)
       : session_(attach::FindSession(library, process_set)), family_(std::move(family)) {
     if (session_ != nullptr) draining_.emplace(session_->engine().FindAll(family_));
   }
@@ -78,24 +86,24 @@ class Handle {
 
 // Python's reference to an owner of buckets, for example an optimizer. When Python destroys the reference, the owner's
 // buckets retire. A garbage collector may do this in any thread, and while the thread holds any lock.
-class OwnerReference {
- public:
+struct OwnerReference {
   OwnerReference() = default;
   OwnerReference(const OwnerReference&) = delete;
   OwnerReference& operator=(const OwnerReference&) = delete;
-  ~OwnerReference() { owner_->Leave(); }
+  ~OwnerReference() { owner->Leave(); }
 
-  void Own(const std::string& library, std::int32_t process_set, const std::string& name) const {
-    attach::SessionOf(library, process_set)->engine().Own(name, owner_);
-  }
-
- private:
-  const std::shared_ptr<Owner> owner_ = std::make_shared<Owner>();
+  const std::shared_ptr<Owner> owner = std::make_shared<Owner>();
 };
 
+// Lets buckets live as long as an owner. When the owners of all ranks are gone, the buckets retire on all ranks.
+void Own(const LibraryHandle& library, const OwnerReference& owner, std::int32_t process_set, const Family& names) {
+  for (const auto& name : names) attach::SessionOf(library, process_set)->engine().Own(name, owner.owner);
+}
+
 // Hands a contribution to a bucket. `stream`: the device's stream on which the framework computes it; 0 on the host.
-Handle Submit(const std::string& library, std::int32_t process_set, const std::string& name, const BucketConfig& config,
-              std::uintptr_t input, std::uintptr_t output, int work, std::uintptr_t stream) {
+Handle Submit(const LibraryHandle& library, std::int32_t process_set, const std::string& name,
+              const BucketConfig& config, std::uintptr_t input, std::uintptr_t output, int work,
+              std::uintptr_t stream) {
   py::gil_scoped_release release;
   static char nothing;  // replaces the null address of a tensor without elements; null would mean no tensor
   const auto address = [](std::uintptr_t pointer) {
@@ -109,7 +117,7 @@ Handle Submit(const std::string& library, std::int32_t process_set, const std::s
 }
 
 // Returns the micro-batch that this rank may begin next, or nothing. Blocks for one only if `waits` is set.
-std::optional<std::pair<int, int>> NextMicroBatch(const std::string& library, std::int32_t process_set,
+std::optional<std::pair<int, int>> NextMicroBatch(const LibraryHandle& library, std::int32_t process_set,
                                                   const Family& names, bool begins, bool waits,
                                                   const Drainings& drainings) {
   py::gil_scoped_release release;
@@ -119,7 +127,7 @@ std::optional<std::pair<int, int>> NextMicroBatch(const std::string& library, st
 
 // Takes the results that this rank has missed, and returns nothing if it has missed none. `pointer` has room for the
 // whole bucket, on the bucket's device.
-std::optional<Handle> Collect(const std::string& library, std::int32_t process_set, const std::string& name,
+std::optional<Handle> Collect(const LibraryHandle& library, std::int32_t process_set, const std::string& name,
                               std::uintptr_t pointer) {
   py::gil_scoped_release release;
   auto session = attach::FindSession(library, process_set);
@@ -142,7 +150,7 @@ std::optional<int> TakeRound(Engine& engine, const Family& names, const std::vec
 // A flush of a process set. Without a session there is nothing to flush, so the flush is over at once.
 class FlushOfSet {
  public:
-  FlushOfSet(const std::string& library, std::int32_t process_set, std::vector<Family> drained, bool ends)
+  FlushOfSet(const LibraryHandle& library, std::int32_t process_set, std::vector<Family> drained, bool ends)
       : session_(attach::FindSession(library, process_set)) {
     const auto kind = ends ? Flush::Kind::kEnding : Flush::Kind::kFlushing;
     if (session_ != nullptr) flushing_.emplace(session_->engine(), kind, std::move(drained));
@@ -179,7 +187,7 @@ py::list RanksOf(const heartbeat::Monitor& monitor) {
   return result;
 }
 
-py::dict Statistics(const std::string& library, std::int32_t process_set) {
+py::dict Statistics(const LibraryHandle& library, std::int32_t process_set) {
   std::vector<BucketSnapshot> buckets;
   attach::Coordination::Statistics of_coordinator;
   {
@@ -225,7 +233,7 @@ py::dict Statistics(const std::string& library, std::int32_t process_set) {
 // this rank has no session, the Python function returns the default value of its result type.
 template <class Result, class... Arguments>
 auto IfThere(Result (*ask)(Engine&, Arguments...)) {
-  return [ask](const std::string& library, std::int32_t process_set, Arguments... arguments) {
+  return [ask](const LibraryHandle& library, std::int32_t process_set, Arguments... arguments) {
     py::gil_scoped_release release;
     const auto session = attach::FindSession(library, process_set);
     return session == nullptr ? Result() : ask(session->engine(), arguments...);
@@ -237,7 +245,14 @@ auto IfThere(Result (*ask)(Engine&, Arguments...)) {
 PYBIND11_MODULE(_attach, m) {
   m.doc() = "Partial collectives inside the coordination cycle of an installed Horovod.";
   py::register_exception<attach::AttachError>(m, "AttachError", PyExc_ImportError);
-  py::register_exception<EngineError>(m, "EngineError", PyExc_RuntimeError);
+  py::register_local_exception_translator([](std::exception_ptr exception) {
+    try {
+      std::rethrow_exception(std::move(exception));
+    } catch (const EngineError& error) {
+      const auto errors = py::module_::import("horovod.common.exceptions");
+      PyErr_SetString(errors.attr("HorovodInternalError").ptr(), error.what());
+    }
+  });
 
   // Runs Python's signal handlers during a wait, so that Ctrl-C ends it.
   Session::SetInterrupt([] {
@@ -247,6 +262,7 @@ PYBIND11_MODULE(_attach, m) {
 
   const py::call_guard<py::gil_scoped_release> released;
   const py::arg library("library");
+  py::class_<LibraryHandle> horovod(m, "Library");
   const py::arg process_set("process_set");
   const py::arg name("name");
   const py::arg names("names");
@@ -261,12 +277,10 @@ PYBIND11_MODULE(_attach, m) {
       .def_readonly("members", &RoundInfo::members)
       .def_readonly("work", &RoundInfo::work);
 
-  py::class_<OwnerReference>(m, "Owner")
-      .def(py::init<>())
-      .def("own", &OwnerReference::Own, released, library, process_set, name);
+  py::class_<OwnerReference>(m, "Owner").def(py::init<>());
 
   py::class_<DrainedFamily>(m, "Draining")
-      .def(py::init<const std::string&, std::int32_t, Family>(), released, library, process_set, py::arg("family"))
+      .def(py::init<const LibraryHandle&, std::int32_t, Family>(), released, library, process_set, py::arg("family"))
       .def_property_readonly("is_due", py::cpp_function(&DrainedFamily::IsDue, released))
       .def("end", &DrainedFamily::End, released);
 
@@ -284,7 +298,7 @@ PYBIND11_MODULE(_attach, m) {
       .def("info", &Handle::Info);
 
   py::class_<FlushOfSet>(m, "Flush")
-      .def(py::init<const std::string&, std::int32_t, std::vector<Family>, bool>(), released, library, process_set,
+      .def(py::init<const LibraryHandle&, std::int32_t, std::vector<Family>, bool>(), released, library, process_set,
            py::arg("drained"), py::arg("ends"))
       .def("wait", &FlushOfSet::Wait, released, py::arg("drainings"))
       .def_property_readonly("was_needed", &FlushOfSet::WasNeeded)
@@ -320,37 +334,14 @@ PYBIND11_MODULE(_attach, m) {
       .def("ranks", &RanksOf)
       .def_property_readonly("endpoint", &Monitor::endpoint);
 
-  m.def("attach", &attach::Attach, released, library, py::kw_only(), py::arg("waits_are_told"));
   m.def(
-      "require_process_set",
-      [](const std::string& library, std::int32_t process_set) {
-        py::gil_scoped_release release;
-        attach::SessionOf(library, process_set);
+      "attach",
+      [](const std::string& path, bool waits_are_told) {
+        attach::Attach(path, waits_are_told);
+        return LibraryHandle{path};
       },
-      library, process_set);
-  m.def("gather", &attach::Gather, released, library, py::arg("text"));
-  m.def(
-      "record",
-      [](const std::string& library, const std::string& directory, std::size_t most_bytes) {
-        attach::SessionOf(library, 0)->recorder()->Begin(directory, most_bytes);
-      },
-      released, library, py::arg("directory"), py::arg("most_bytes"));
-  m.def(
-      "watch", [](const std::string& library, bool on) { attach::SessionOf(library, 0)->recorder()->Watch(on); },
-      released, library, py::arg("on"));
-  m.def(
-      "record_wait",
-      [](const std::string& library, std::int64_t begin, std::int64_t end) {
-        if (const auto recorder = attach::LastRecorder(library))
-          recorder->WaitedForHorovod(std::chrono::nanoseconds(begin), std::chrono::nanoseconds(end));
-      },
-      released, library, py::arg("begin"), py::arg("end"));
-  m.def(
-      "end_recording",
-      [](const std::string& library) {
-        if (const auto recorder = attach::LastRecorder(library)) recorder->End();
-      },
-      released, library);
+      released, library, py::kw_only(), py::arg("waits_are_told"));
+  m.def("needed_libraries", [](const std::string& path) { return attach::Library(path).Needed(); }, library);
   m.def(
       "set_thresholds",
       [](double waiting_seconds, double parked_seconds) {
@@ -364,29 +355,70 @@ PYBIND11_MODULE(_attach, m) {
       py::arg("level"), py::arg("rank"), py::arg("text"));
   m.def("prepare_stacks", &PrepareStacks);
   m.def("take_stacks", &TakeStacks);
-  m.def("submit", &Submit, library, process_set, name, py::arg("config"), py::arg("input"), py::arg("output"),
-        py::arg("work"), py::arg("stream"));
-  m.def(
-      "declare",
-      [](const std::string& library, std::int32_t process_set, const std::string& name, const BucketConfig& config) {
-        attach::SessionOf(library, process_set)->engine().Declare(name, config);
-      },
-      released, library, process_set, name, py::arg("config"));
-  m.def("next_micro_batch", &NextMicroBatch, library, process_set, names, py::arg("begins"), py::arg("waits"),
-        py::arg("drainings"));
-  m.def("collect", &Collect, library, process_set, name, py::arg("pointer"));
-  m.def("needed_libraries", [](const std::string& library) { return attach::Library(library).Needed(); }, library);
-  m.def("generation", &attach::Generation, released, library);
-  m.def(
-      "device_of_buckets",
-      [](const std::string& library, std::int32_t process_set) {
-        const auto session = attach::FindSession(library, process_set);
-        return session == nullptr ? Memory::kHost : session->engine().device();
-      },
-      released, library, process_set);
+
+  horovod
+      .def(
+          "require_process_set",
+          [](const LibraryHandle& library, std::int32_t process_set) { attach::SessionOf(library, process_set); },
+          released, process_set)
+      .def(
+          "gather", [](const LibraryHandle& library, const std::string& text) { return attach::Gather(library, text); },
+          released, py::arg("text"))
+      .def_property_readonly(
+          "generation",
+          py::cpp_function([](const LibraryHandle& library) { return attach::Generation(library); }, released))
+      .def(
+          "device_of_buckets",
+          [](const LibraryHandle& library, std::int32_t process_set) {
+            const auto session = attach::FindSession(library, process_set);
+            return session == nullptr ? Memory::kHost : session->engine().device();
+          },
+          released, process_set)
+      .def(
+          "record",
+          [](const LibraryHandle& library, const std::string& directory, std::size_t most_bytes) {
+            attach::SessionOf(library, 0)->recorder()->Begin(directory, most_bytes);
+          },
+          released, py::arg("directory"), py::arg("most_bytes"))
+      .def(
+          "watch", [](const LibraryHandle& library, bool on) { attach::SessionOf(library, 0)->recorder()->Watch(on); },
+          released, py::arg("on"))
+      .def(
+          "record_wait",
+          [](const LibraryHandle& library, std::int64_t begin, std::int64_t end) {
+            if (const auto recorder = attach::LastRecorder(library))
+              recorder->WaitedForHorovod(std::chrono::nanoseconds(begin), std::chrono::nanoseconds(end));
+          },
+          released, py::arg("begin"), py::arg("end"))
+      .def(
+          "end_recording",
+          [](const LibraryHandle& library) {
+            if (const auto recorder = attach::LastRecorder(library)) recorder->End();
+          },
+          released)
+      // Tells the other ranks why this rank fails. Does nothing if Horovod is down, because then no message can be
+      // sent.
+      .def(
+          "say_farewell",
+          [](const LibraryHandle& library, const std::string& failure) {
+            if (const auto session = attach::FindSession(library, 0)) session->engine().SayFarewell(failure);
+          },
+          released, py::arg("failure"))
+      .def("statistics", &Statistics, process_set)
+      .def("submit", &Submit, process_set, name, py::arg("config"), py::arg("input"), py::arg("output"),
+           py::arg("work"), py::arg("stream"))
+      .def(
+          "declare",
+          [](const LibraryHandle& library, std::int32_t process_set, const std::string& name,
+             const BucketConfig& config) { attach::SessionOf(library, process_set)->engine().Declare(name, config); },
+          released, process_set, name, py::arg("config"))
+      .def("own", &Own, released, py::arg("owner"), process_set, names)
+      .def("next_micro_batch", &NextMicroBatch, process_set, names, py::arg("begins"), py::arg("waits"),
+           py::arg("drainings"))
+      .def("collect", &Collect, process_set, name, py::arg("pointer"));
 
   const auto ask = [&](const char* function, auto engine, const auto&... arguments) {
-    m.def(function, IfThere(+engine), library, process_set, arguments...);
+    horovod.def(function, IfThere(+engine), process_set, arguments...);
   };
   ask("return_micro_batch", [](Engine& engine, const std::string& name) { engine.sharing().Return(name); }, name);
   ask("taken", [](Engine& engine, const std::string& name) { return engine.Taken(name); }, name);
@@ -401,12 +433,4 @@ PYBIND11_MODULE(_attach, m) {
       py::arg("families"));
   ask("claim", [](Engine& engine, const Family& names) { engine.families().Claim(names); }, names);
   ask("clear", [](Engine& engine, const Family& names) { engine.families().Clear(names); }, names);
-  // Tells the other ranks why this rank fails. Does nothing if Horovod is down, because then no message can be sent.
-  m.def(
-      "say_farewell",
-      [](const std::string& library, const std::string& failure) {
-        if (const auto session = attach::FindSession(library, 0)) session->engine().SayFarewell(failure);
-      },
-      released, library, py::arg("failure"));
-  m.def("statistics", &Statistics, library, process_set);
 }

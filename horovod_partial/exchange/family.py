@@ -24,7 +24,7 @@ class Family:
     def taken(self) -> int:
         """How many rounds this rank has taken in all buckets."""
         number = self._process_set.process_set_id
-        return min((self._runtime.taken(number, name) for name in self.names), default=0)
+        return min((self._runtime.core.taken(number, name) for name in self.names), default=0)
 
     @property
     def lost(self) -> int:
@@ -33,7 +33,7 @@ class Family:
 
     @property
     def _lost_in_all(self) -> int:
-        return self._runtime.lost(self._process_set.process_set_id, self.names) + self._disturbed
+        return self._runtime.core.lost(self._process_set.process_set_id, self.names) + self._disturbed
 
     def disturb(self, rounds: int) -> None:
         """Count rounds as lost: they were applied to a copy of the model while the program changed the model itself."""
@@ -49,7 +49,7 @@ class Family:
     @property
     def has_round(self) -> bool:
         """Whether a round has ended in all buckets, so that this rank can take it now."""
-        return self._runtime.has_round(self._process_set.process_set_id, self.names)
+        return self._runtime.core.has_round(self._process_set.process_set_id, self.names)
 
     @property
     def is_settled(self) -> bool:
@@ -58,7 +58,7 @@ class Family:
 
     def clear(self) -> None:
         """Forget this rank's late contributions and missed results in these buckets."""
-        self._runtime.clear(self._process_set.process_set_id, self.names)
+        self._runtime.core.clear(self._process_set.process_set_id, self.names)
 
     def steps_of(self, gradients: Any) -> Any:
         """Convert a number of gradients, counted over all buckets, to a number of steps per rank, on average."""

@@ -275,7 +275,7 @@ class GradientExchange(ABC):
 
     def _own(self, names: Iterable[str]) -> None:
         if self._owner is not None:
-            self.runtime.own(self._owner, self.process_set.process_set_id, names)
+            self.runtime.core.own(self._owner, self.process_set.process_set_id, list(names))
 
     def introduce(self, variables: Mapping[healing.Key, healing.Array]) -> None:
         """Begin to compare the variables that the ranks begin to train. From now on flushes compare replicas, too."""

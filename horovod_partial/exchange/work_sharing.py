@@ -120,7 +120,7 @@ class MicroBatchSharer(ABC):
             return
         number = self.process_set.process_set_id  # None if the process set was removed
         if self._number is not None and not self._is_alone and self._tenure.is_current and number is not None:
-            self._runtime.return_micro_batch(number, self._keeper)
+            self._runtime.core.return_micro_batch(number, self._keeper)
         self._number = None
 
     @property

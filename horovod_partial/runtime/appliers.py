@@ -115,7 +115,7 @@ class Meanwhile:
     Rounds are taken only when `replay_limit - 1` have been missed, because the core adds up what is beyond `replay_limit`.
     """
 
-    def __init__(self, library: str, appliers: Sequence[Applier]) -> None:
+    def __init__(self, library: _attach.Library, appliers: Sequence[Applier]) -> None:
         self._appliers = [
             (applier, _attach.Draining(library, applier.process_set.process_set_id, names))
             for applier, names in zip(appliers, names_of(appliers), strict=True)

@@ -159,7 +159,7 @@ class Meeting:
     """
 
     submit: Callable[..., _attach.Handle]
-    wait: Callable[[_attach.Handle], None]
+    wait: Callable[[_attach.Handle], object]
     claim: Callable[[list[str]], None]
     clear: Callable[[list[str]], None]
     rank: int

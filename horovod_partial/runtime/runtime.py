@@ -54,7 +54,6 @@ class Runtime:
     def __init__(self, mpi_ops: ModuleType, library: str, *, waits_are_told: bool) -> None:
         check_features(mpi_ops)
         self._mpi_ops = mpi_ops
-        self._library = library
         self.healed: Counter[str] = Counter()  # for each bucket, how often its optimizer's replica was healed
         self._process_sets = {0}  # numbers of the process sets that may have had rounds: shutdown and exit flush them
         self._begun = Tenure(self)
@@ -78,14 +77,14 @@ class Runtime:
         self._thread = threading.local()
         self.failed = False  # true from a failure of a collective until the elastic job has restarted Horovod
         log.start()
-        _attach.attach(library, waits_are_told=waits_are_told)
+        self.core = _attach.attach(library, waits_are_told=waits_are_told)
         failure.watch()
         os.register_at_fork(after_in_child=self._end_in_child)
 
     @property
     def generation(self) -> int:
         """The number of the generation. It differs after each initialisation of Horovod; 0 while Horovod is down."""
-        return _attach.generation(self._library)
+        return self.core.generation
 
     def init(self, *args: Any, **kwargs: Any) -> None:
         """Call Horovod's `init`. Then prove by a handshake that the hooks run on every rank, and compare the settings.
@@ -105,7 +104,7 @@ class Runtime:
 
     def _make_ready(self) -> None:
         self._begin()
-        self._guarded(_attach.require_process_set, self._library, 0)  # in a handshake all ranks prove that hooks run
+        self.core.require_process_set(0)  # in a handshake all ranks prove that hooks run
         self._agree_on_settings()
         self._observe_as_set()
         self._monitor = None  # this ends the heartbeats of an earlier `init`
@@ -156,7 +155,7 @@ class Runtime:
             self._monitor.rest()
 
     def _gather(self, text: str) -> list[str]:
-        return self._guarded(_attach.gather, self._library, text)
+        return self.core.gather(text)
 
     def _agree_on_settings(self) -> None:
         taken = adopt([json.loads(text) for text in self._gather(json.dumps(shared()))], self._mpi_ops.rank())
@@ -194,7 +193,7 @@ class Runtime:
             isinstance(directory, str | os.PathLike) and os.fspath(directory) != "", "directory", "a path", directory
         )
         require(is_number(megabytes) and 1 <= megabytes < 1e6, "megabytes", "1 or more, and below 1e6", megabytes)
-        self._guarded(_attach.record, self._library, os.path.abspath(directory), int(megabytes * 1e6))
+        self.core.record(os.path.abspath(directory), int(megabytes * 1e6))
         self.notes_waits = True
 
     def watch(self) -> None:
@@ -206,7 +205,7 @@ class Runtime:
         self._warn_of_no_watch()
 
     def _time_steps(self) -> None:
-        self._guarded(_attach.watch, self._library, True)
+        self.core.watch(True)
         self.notes_waits = True
 
     def _warn_of_no_watch(self) -> None:
@@ -219,7 +218,7 @@ class Runtime:
 
     def record_wait(self, begin: int, end: int) -> None:
         """Record that Horovod's own operation blocked the application, from `begin` to `end` by `time.monotonic_ns`."""
-        _attach.record_wait(self._library, begin, end)
+        self.core.record_wait(begin, end)
 
     def shutdown(self) -> None:
         """Wait until every rank calls this and late contributions are delivered; then call Horovod's `shutdown`.
@@ -231,7 +230,7 @@ class Runtime:
         try:
             self._warn_of_unsettled(self._end_unless_failing())
         finally:
-            _attach.end_recording(self._library)
+            self.core.end_recording()
         self._end_metrics()
         self._mpi_ops.shutdown()
         self._monitor = None
@@ -243,7 +242,7 @@ class Runtime:
             self._end_unless_failing()
         except HorovodInternalError as error:
             log.logger.info("late contributions of this rank are lost: %s", error)
-        _attach.end_recording(self._library)
+        self.core.end_recording()
         self._end_metrics()
         self._mpi_ops.shutdown()
         self.failed = False
@@ -266,7 +265,7 @@ class Runtime:
             sharer.leave()
         for process_set in list(self._process_sets):  # a copy, because other threads may add process sets
             appliers = self._appliers_of(process_set)
-            self._guarded(_attach.deliver, self._library, process_set, names_of(appliers))
+            self.core.deliver(process_set, names_of(appliers))
             for applier in appliers:
                 applier.apply_rounds()
         trained = []
@@ -292,7 +291,7 @@ class Runtime:
 
     def _say_farewell(self, why: str) -> None:
         """Tell the other ranks why this rank fails. They are about to fail too, and name the reason in their errors."""
-        _attach.say_farewell(self._library, why)
+        self.core.say_farewell(why)
 
     def _end(self, *, applies: bool) -> set[str]:
         """Flush all process sets together with all ranks.
@@ -329,7 +328,7 @@ class Runtime:
         try:
             self._deliver_at_exit()
         finally:
-            _attach.end_recording(self._library)
+            self.core.end_recording()
             self._end_metrics()  # a thread that is in C++ while Python ends would abort the process
 
     def _deliver_at_exit(self) -> None:
@@ -387,17 +386,12 @@ class Runtime:
         computes the contribution, 0 on the host.
         """
         self.use(process_set)
-        return self._guarded(_attach.submit, self._library, process_set, name, config, source, target, work, stream)
-
-    def own(self, owner: _attach.Owner, process_set: int, names: Iterable[str]) -> None:
-        """Let buckets live as long as `owner`. When the owners of all ranks are gone, the buckets end on all ranks."""
-        for name in names:
-            self._guarded(owner.own, self._library, process_set, name)
+        return self.core.submit(process_set, name, config, source, target, work, stream)
 
     def declare(self, process_set: int, name: str, config: _attach.BucketConfig) -> None:
         """Declare a bucket before its first arrival."""
         self.use(process_set)
-        self._guarded(_attach.declare, self._library, process_set, name, config)
+        self.core.declare(process_set, name, config)
 
     def next_micro_batch(self, applier: Applier, *, begins: bool, waits: bool = True) -> tuple[int, int] | None:
         """Block until this rank may begin a micro-batch of the open update, or must take a round first.
@@ -409,30 +403,20 @@ class Runtime:
         process_set = applier.process_set.process_set_id
         with self._taking_rounds((applier,)) as meanwhile:
             while True:
-                found: tuple[int, int] | None = self._guarded(
-                    _attach.next_micro_batch,
-                    self._library,
-                    process_set,
-                    names,
-                    begins,
-                    waits,
-                    meanwhile.drainings,
+                found: tuple[int, int] | None = self.core.next_micro_batch(
+                    process_set, names, begins, waits, meanwhile.drainings
                 )
-                if found is not None or not waits or self.has_round(process_set, names):
+                if found is not None or not waits or self.core.has_round(process_set, names):
                     return found
                 meanwhile.apply()
-
-    def return_micro_batch(self, process_set: int, name: str) -> None:
-        """Let other ranks compute the micro-batch that this rank has begun last. No gradient of it may exist yet."""
-        self._guarded(_attach.return_micro_batch, self._library, process_set, name)
 
     def wait(self, handle: HANDLE) -> None:
         """Block until the result of an arrival is there. Rounds of this thread's optimizers are taken meanwhile."""
         if handle.poll():
-            self._guarded(handle.wait, ())
+            handle.wait(())
             return
         with self._taking_rounds() as meanwhile:
-            while not self._guarded(handle.wait, meanwhile.drainings):
+            while not handle.wait(meanwhile.drainings):
                 meanwhile.apply()
 
     @contextmanager
@@ -471,52 +455,15 @@ class Runtime:
         if getattr(self._thread, "takes_no_rounds", False):
             appliers.clear()
         there = [each for each in appliers if each.process_set.process_set_id is not None and each.family]
-        meanwhile = Meanwhile(self._library, [each for each in there if each.applies_ahead])
+        meanwhile = Meanwhile(self.core, [each for each in there if each.applies_ahead])
         try:
             yield meanwhile
         finally:
             meanwhile.end()
 
-    def collect(self, process_set: int, name: str, target: int) -> HANDLE | None:
-        """Begin to write this rank's missed results of a bucket to memory. Needs no arrival at the bucket.
-
-        `target` is an address on the bucket's device. Returns a handle to wait with, or
-        None if this rank has missed nothing.
-        """
-        return self._guarded(_attach.collect, self._library, process_set, name, target)
-
     def device_of_buckets(self) -> int:
         """Return Horovod's number of the device that this rank's buckets lie on; -1 is the host."""
-        return max(_attach.device_of_buckets(self._library, process_set) for process_set in list(self._process_sets))
-
-    def lost(self, process_set: int, names: Sequence[str]) -> int:
-        """Return how many rounds of a family this rank could not take one by one.
-
-        The results of these rounds were added up or forgotten, or the rank missed the rounds in a join.
-        """
-        return self._guarded(_attach.lost, self._library, process_set, names)
-
-    def taken(self, process_set: int, name: str) -> int:
-        """Return how many rounds of a bucket have ended on this rank. With replay: how many the rank has taken."""
-        return self._guarded(_attach.taken, self._library, process_set, name)
-
-    def take_round(self, process_set: int, names: Sequence[str], addresses: Sequence[int]) -> int | None:
-        """Take the oldest round that has ended in all buckets of a family, and write its results to the addresses.
-
-        Returns how many gradients it contains, summed over the buckets; None if there is no such round.
-        """
-        return self._guarded(_attach.take_round, self._library, process_set, names, addresses)
-
-    def has_round(self, process_set: int, names: Sequence[str]) -> bool:
-        """Return whether a round has ended in all buckets of a family, so that `take_round` can take it."""
-        return self._guarded(_attach.has_round, self._library, process_set, names)
-
-    def catch_up(self, process_set: int, name: str, iteration: int) -> int:
-        """Raise this rank's iteration to at least `iteration`, in a bucket that weighs models by staleness.
-
-        Returns the iteration.
-        """
-        return self._guarded(_attach.catch_up, self._library, process_set, name, iteration)
+        return max(self.core.device_of_buckets(process_set) for process_set in list(self._process_sets))
 
     def take_part_in_flushes(self, applier: Applier) -> None:
         """From now on, a flush on the thread of the applier's last step applies the rounds that the applier missed."""
@@ -552,9 +499,9 @@ class Runtime:
                 meeting = healing.Meeting(
                     functools.partial(self.submit, number),
                     # While replicas are compared, a wait takes no rounds, because rounds would change the replicas.
-                    lambda handle: self._guarded(handle.wait, ()),
-                    functools.partial(self._claim, number),
-                    functools.partial(self.clear, number),
+                    lambda handle: handle.wait(()),
+                    functools.partial(self.core.claim, number),
+                    functools.partial(self.core.clear, number),
                     process_set.rank(),
                     self.size_of(process_set),
                 )
@@ -638,18 +585,18 @@ class Runtime:
         if meeting is not None:
             meeting.come()
         with self._taking_rounds(appliers) as meanwhile:
-            flush = self._guarded(_attach.Flush, self._library, process_set, families, ends)
+            flush = _attach.Flush(self.core, process_set, families, ends)
             try:
                 more = True
                 while more:  # a waiting flush applies rounds, because ranks that still train may wait for this
-                    more = self._guarded(flush.wait, meanwhile.drainings)
+                    more = flush.wait(meanwhile.drainings)
                     meanwhile.apply()
                     for applier in appliers:
                         applier.apply_rounds()
                 was_needed = flush.was_needed
             finally:
                 flush.end()
-        meets = meeting is not None and was_needed and self.taken(process_set, healing.FACTS) > 0
+        meets = meeting is not None and was_needed and self.core.taken(process_set, healing.FACTS) > 0
         returning = [] if ends else sharers
         here = [sharer for sharer in returning if sharer.process_set.process_set_id == process_set]
         # Under WorkSharing a rank begins a micro-batch again after a flush, just before ranks compare their replicas.
@@ -702,7 +649,7 @@ class Runtime:
 
         def taken(applier: Applier) -> int | None:
             (names,) = names_of((applier,))
-            return self.taken(process_set, names[0]) if self.has_round(process_set, names) else None
+            return self.core.taken(process_set, names[0]) if self.core.has_round(process_set, names) else None
 
         others = [each for each in self._of_other_threads() if each.family and each not in self._told]
         unsettled = self.unsettled(process_set) if others else set()  # names differ between process sets
@@ -734,14 +681,6 @@ class Runtime:
             if applier.process_set.process_set_id == process_set and applier.family and not applier.is_under_way
         ]
 
-    def _claim(self, process_set: int, names: Sequence[str]) -> None:
-        """Tell the core that from now on the calling thread arrives at these buckets, in place of another thread."""
-        self._guarded(_attach.claim, self._library, process_set, names)
-
-    def clear(self, process_set: int, names: Sequence[str]) -> None:
-        """Forget this rank's late contributions and missed results in the buckets of these names."""
-        self._guarded(_attach.clear, self._library, process_set, names)
-
     def size_of(self, process_set: ProcessSet) -> int:
         """Return the number of ranks in a process set.
 
@@ -752,7 +691,7 @@ class Runtime:
             return process_set.size()
         except ValueError:
             if self.is_initialized():
-                self._guarded(_attach.require_process_set, self._library, process_set.process_set_id)
+                self.core.require_process_set(process_set.process_set_id)
             raise
 
     def is_alone(self, process_set: ProcessSet) -> bool:
@@ -778,19 +717,13 @@ class Runtime:
 
     def statistics(self, process_set: int) -> dict[str, dict[str, Any]]:
         """Return the raw statistics of every bucket of a process set, by name, without the buckets of flushes."""
-        everything = self._guarded(_attach.statistics, self._library, process_set)
+        everything = self.core.statistics(process_set)
         named = {name: of for name, of in everything.items() if not name.startswith(bucket_config.INTERNAL)}
         return {name: of | {"healed": self.healed[name]} for name, of in named.items()}
 
     def unsettled(self, process_set: int) -> set[str]:
         """Return the names of optimizers' buckets in which this rank has late contributions or missed results."""
         return {name for name, of in self.statistics(process_set).items() if of["unsettled"]}
-
-    def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
-        try:
-            return function(*args)
-        except _attach.EngineError as error:
-            raise HorovodInternalError(str(error)) from None
 
 
 def _unmoved(exchanges: Iterable[Any], place: Callable[[Any], Any]) -> list[Any]:

@@ -124,7 +124,7 @@ class SharedGradients(GradientExchange):
     def take(self) -> bool:
         """Take the oldest update that this rank has not taken. Returns False if the update has no gradient."""
         addresses = [bucket.wire.ctypes.data for bucket in self._buckets_of_sum]
-        gradients = self.runtime.take_round(self.process_set.process_set_id, self.family.names, addresses)
+        gradients = self.runtime.core.take_round(self.process_set.process_set_id, self.family.names, addresses)
         if not gradients:
             return False
         for bucket in self._buckets_of_sum:

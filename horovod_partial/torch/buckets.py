@@ -174,7 +174,7 @@ class GradientBucket:
 
     def collect(self, process_set: int) -> None:
         """Copy missed results from the core to `wire`, without an arrival. Sets `empty` if no gradient was missed."""
-        handle = runtime.collect(process_set, self.name, self.wire_address())
+        handle = runtime.core.collect(process_set, self.name, self.wire_address())
         self.empty = handle is None or handle.info().empty
 
     def wire_address(self) -> int:

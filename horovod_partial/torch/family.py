@@ -86,7 +86,7 @@ class GradientFamily(Family):
         """
         addresses = [bucket.wire_address() for bucket in self.buckets]
         number = self._process_set.process_set_id
-        while (gradients := runtime.take_round(number, self.names, addresses)) is not None:
+        while (gradients := runtime.core.take_round(number, self.names, addresses)) is not None:
             if gradients > 0:
                 for bucket in self.buckets:
                     bucket.empty = False

@@ -161,7 +161,7 @@ class GradientExchange(Exchange):
             self._family = GradientFamily(self.process_set, self.buckets, self._bucket_options)
         start = f"{bucket_config.INTERNAL}start.{name}"
         owned = [start] if self._merging is not None else [*buckets, start]  # buckets of `Merging` have another owner
-        runtime.own(self._owner, self.process_set.process_set_id, owned)
+        runtime.core.own(self._owner, self.process_set.process_set_id, owned)
         if self._replays:
             meeting, replica = runtime.meet(self.process_set), self.replica
             if meeting is not None and replica is not None:

@@ -57,7 +57,7 @@ class Merging:
     def _use(self, prefix: str, messages: Sequence[Sequence[torch.nn.Parameter]]) -> None:
         self.buckets = {f"{prefix}.{index}": message for index, message in enumerate(messages)}
         owner = _attach.Owner()
-        runtime.own(owner, self._process_set.process_set_id, [*self.buckets, self._planner.meeting])
+        runtime.core.own(owner, self._process_set.process_set_id, [*self.buckets, self._planner.meeting])
         # Buckets of the previous plan end with their owner. The bucket where ranks wait for each other gets a new one.
         self._owner = owner
 
@@ -103,7 +103,7 @@ class Merging:
         """Make a new plan of messages, after a flush between two steps. Returns whether `buckets` have changed."""
         current = [[self._names[parameter] for parameter in message] for message in self.buckets.values()]
         probes = _attach.Owner()
-        runtime.own(probes, self._process_set.process_set_id, self._planner.probes)
+        runtime.core.own(probes, self._process_set.process_set_id, list(self._planner.probes))
         messages = self._planner.make_plan(current, self._steps.last(), collectives)
         del probes
         self._plans += 1

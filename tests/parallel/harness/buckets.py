@@ -8,7 +8,7 @@ from horovod_partial.torch.operations import runtime
 def collect(name: str, like: torch.Tensor, process_set: int = 0) -> torch.Tensor:
     """The results that this rank has missed, zeros if there are none. After a flush: what a later operation would get."""
     output = torch.zeros_like(like)
-    runtime.collect(process_set, name, output.data_ptr())
+    runtime.core.collect(process_set, name, output.data_ptr())
     return output
 
 

@@ -92,12 +92,12 @@ class Front:
 
     def completed(self, name: str) -> int:
         """How many rounds of a bucket have ended on this rank."""
-        return self.runtime.taken(0, name)
+        return self.runtime.core.taken(0, name)
 
     def collect(self, name: str, like: np.ndarray, process_set: int = 0) -> np.ndarray:
         """The results that this rank has missed, zeros if there are none. After a flush: what it would get later."""
         output = np.zeros_like(like)
-        self.runtime.collect(process_set, name, output.ctypes.data)
+        self.runtime.core.collect(process_set, name, output.ctypes.data)
         return output
 
     def fence(self, world: World) -> None:
@@ -146,7 +146,7 @@ class Torch(Front):
 
     def collect(self, name: str, like: np.ndarray, process_set: int = 0) -> np.ndarray:
         output = self.tensor(np.zeros_like(like), str(like.dtype))
-        self.runtime.collect(process_set, name, output.data_ptr())
+        self.runtime.core.collect(process_set, name, output.data_ptr())
         return self.array(output)
 
 

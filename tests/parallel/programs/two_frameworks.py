@@ -36,6 +36,6 @@ total += collect("bucket", torch.zeros(1, dtype=torch.int64)).item()
 assert total == everything, total
 hvd_tf.flush()
 missed = np.zeros(1, np.int32)
-hvd_tf.graph.runtime.collect(0, "bucket", missed.ctypes.data)
+hvd_tf.graph.runtime.core.collect(0, "bucket", missed.ctypes.data)
 assert total_tf + missed[0] == everything, (total_tf, missed)
 note("done")
