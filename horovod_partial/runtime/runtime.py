@@ -182,13 +182,21 @@ class Runtime:
         except RuntimeError as error:
             log.logger.error("this rank is not recorded: %s", error)
 
-    def record(self, directory: str | os.PathLike[str], megabytes: float) -> None:
-        """Record from now on what this rank sees, until Horovod shuts down (`docs/slow-ranks.md`).
+    def record(self, directory: str | os.PathLike[str], megabytes: float = 64.0) -> None:
+        """Record from now on what this rank sees: who is slow, and what for. `horovod-partial report` reads it.
 
-        The files in `directory` have up to `megabytes` MB, 1 or more. Raises HorovodInternalError if Horovod has shut
-        down, RuntimeError if the files cannot be made or this rank is being recorded already, and ValueError if an
-        argument is out of range.
+        `HOROVOD_PARTIAL_RECORD` does the same from `init` on. Call this on every rank, at the same place in the
+        program. The recording ends when Horovod shuts down. Nothing is sent; a thread writes the files once a second.
+
+        Args:
+            directory: is created if it does not exist. Each run gets its own folder in it.
+            megabytes: bound on the size of this rank's files, 1 or more. Beyond it the oldest records are dropped.
+
+        Raises:
+            RuntimeError: the files cannot be made, or this rank is being recorded already.
+            ValueError: an argument is out of range, or Horovod has not been initialised.
         """
+        self.check_initialized()
         require(
             isinstance(directory, str | os.PathLike) and os.fspath(directory) != "", "directory", "a path", directory
         )
@@ -197,10 +205,17 @@ class Runtime:
         self.notes_waits = True
 
     def watch(self) -> None:
-        """Tell rank 0 from now on how long this rank computes in each step, until Horovod shuts down.
+        """Let rank 0 log when a rank becomes slow, how slow, since which step and in what way, and when it is over.
 
-        Raises HorovodInternalError if Horovod has shut down.
+        `HOROVOD_PARTIAL_WATCH=1` does the same from `init` on. Call this on every rank, at the same place in the
+        program. Steps are timed under every policy, `Full()` included. Each rank tells rank 0 its times once a second.
+        A rank that has not called this is not compared. The watch ends when Horovod shuts down. `docs/slow-ranks.md` has
+        an example.
+
+        Raises:
+            ValueError: Horovod has not been initialised.
         """
+        self.check_initialized()
         self._time_steps()
         self._warn_of_no_watch()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -21,7 +20,9 @@ Tensors: TypeAlias = "tf.Tensor | Sequence[tf.Tensor]"
 
 add_process_set = runtime.add_process_set
 remove_process_set = runtime.remove_process_set
+record = runtime.record
 shutdown = runtime.shutdown
+watch = runtime.watch
 
 
 def init(*args: Any, **kwargs: Any) -> None:
@@ -53,33 +54,6 @@ def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dic
     """Return what happened to the rounds of each bucket. `docs/api.md` explains the keys. Only for eager code."""
     check_kinds({"process_set": process_set})
     return round_stats.summarise(runtime.statistics(process_set.process_set_id))
-
-
-def record(directory: str | os.PathLike[str], megabytes: float = 64.0) -> None:
-    """Record from now on what this rank sees: who is slow, and what for. `horovod-partial report` reads it.
-
-    `HOROVOD_PARTIAL_RECORD` does the same from `init` on. Call this on every rank, at the same place in the program.
-    The recording ends when Horovod shuts down. Nothing is sent; a thread writes the files once a second. `directory` is
-    made if it does not exist. Each run gets its own folder in it. The files of this rank have at most `megabytes`, 1 or
-    more. Beyond this size the oldest records are dropped.
-
-    Raises RuntimeError if the files cannot be made, or this rank is being recorded already. Raises ValueError if an
-    argument is out of range, or Horovod has not been initialised.
-    """
-    runtime.check_initialized()
-    runtime.record(directory, megabytes)
-
-
-def watch() -> None:
-    """Let rank 0 log when a rank becomes slow, how slow, since which step and in what way, and when it is over.
-
-    `HOROVOD_PARTIAL_WATCH=1` does the same from `init` on. Call this on every rank, at the same place in the program.
-    Steps are timed under every policy, `Full()` included. Each rank tells rank 0 its times once a second. A rank that
-    has not called this is not compared. The watch ends when Horovod shuts down. `docs/slow-ranks.md` has an example.
-    Raises ValueError if Horovod has not been initialised.
-    """
-    runtime.check_initialized()
-    runtime.watch()
 
 
 @tf.autograph.experimental.do_not_convert

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import Any
 
 import torch
@@ -27,7 +26,9 @@ horovod_waits.install(runtime)
 
 add_process_set = runtime.add_process_set
 remove_process_set = runtime.remove_process_set
+record = runtime.record
 shutdown = runtime.shutdown
+watch = runtime.watch
 
 # The dtypes that Horovod's PyTorch operations reduce, each with its number in Horovod's C++ code.
 _DTYPES = {torch.int32: 4, torch.int64: 5, torch.float16: 6, torch.float32: 7, torch.float64: 8}
@@ -136,39 +137,6 @@ def partial_stats(process_set: ProcessSet = global_process_set) -> dict[str, dic
     """Return what happened to the rounds of each bucket. `docs/api.md` explains the keys, under Statistics."""
     check_kinds({"process_set": process_set})
     return round_stats.summarise(runtime.statistics(process_set.process_set_id))
-
-
-def record(directory: str | os.PathLike[str], megabytes: float = 64.0) -> None:
-    """Record from now on what this rank sees: who is slow, and what for. `horovod-partial report` reads it.
-
-    `HOROVOD_PARTIAL_RECORD` does the same from `init` on. Call this on every rank, at the same place in the program.
-    The recording ends when Horovod shuts down. Nothing is sent; a thread writes the files once a second.
-
-    Args:
-        directory: is created if it does not exist. Each run gets its own folder in it.
-        megabytes: bound on the size of this rank's files, 1 or more. Beyond it the oldest records are dropped.
-
-    Raises:
-        RuntimeError: the files cannot be made, or this rank is being recorded already.
-        ValueError: an argument is out of range, or Horovod has not been initialised.
-    """
-    runtime.check_initialized()
-    runtime.record(directory, megabytes)
-
-
-def watch() -> None:
-    """Let rank 0 log when a rank becomes slow, how slow, since which step and in what way, and when it is over.
-
-    `HOROVOD_PARTIAL_WATCH=1` does the same from `init` on. Call this on every rank, at the same place in the program.
-    Steps are timed under every policy, `Full()` included. Each rank tells rank 0 its times once a second. A rank that
-    has not called this is not compared.
-    The watch ends when Horovod shuts down. `docs/slow-ranks.md` has an example.
-
-    Raises:
-        ValueError: Horovod has not been initialised.
-    """
-    runtime.check_initialized()
-    runtime.watch()
 
 
 @functools.lru_cache(maxsize=4096)  # cached, because it is called in every round of each bucket
