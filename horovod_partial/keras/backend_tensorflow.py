@@ -17,7 +17,7 @@ from horovod_partial.tensorflow import operations
 from horovod_partial.tensorflow.elastic import TensorFlowKerasState as KerasState
 from horovod_partial.tensorflow.elastic import run
 from horovod_partial.tensorflow.gradients import GradientExchange
-from horovod_partial.tensorflow.graph import RoundInfo, arrive, native, runtime
+from horovod_partial.tensorflow.graph import RoundInfo, arrive, native, refuse_xla, runtime
 from horovod_partial.tensorflow.variables import broadcast_variables, gather_bytes
 from horovod_partial.tensorflow.work_sharing import SharedGradients, Updater
 
@@ -39,6 +39,7 @@ def when_it_runs(
     """Call a function at once, or in a graph each time the graph runs. `dtype` and `shape` are those of its result."""
     if tf.executing_eagerly():
         return function(*inputs)
+    refuse_xla()
     return tf.ensure_shape(tf.py_function(function, inputs, tf.as_dtype(dtype)), shape)
 
 

@@ -56,10 +56,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         optimizer = self.model.optimizer
-        if not self.model.built:
+        if not (self.model.built and self.model.weights):  # `build` of a subclass may have made no weights
             if shares_work(optimizer):
                 raise RuntimeError(
-                    "build the model before fit, for example with model.build(shape): under hvd.WorkSharing() ranks cannot get "
+                    "build the model before fit, for example with model(inputs): under hvd.WorkSharing() ranks cannot get "
                     "equal weights after the first batch, because its gradients are on their way then"
                 )
             return

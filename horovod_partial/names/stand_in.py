@@ -17,7 +17,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from horovod_partial import policies
 from horovod_partial.runtime.build import check_versions
+from horovod_partial.settings import settings
 
 # Horovod's front ends, each with the front end of this package that replaces it.
 FRONT_ENDS = {
@@ -92,6 +94,10 @@ class _Finder(MetaPathFinder):
                 self._replace(front_end)
 
     def _replace(self, front_end: str) -> None:
+        keras = getattr(sys.modules[front_end], "keras", None) if front_end.endswith(".keras") else None
+        is_legacy = keras is not None and not hasattr(keras, "ops")  # Keras 3 has `ops`
+        if is_legacy and isinstance(policies.resolve(None, settings().sync), policies.Full):
+            return  # ours are for Keras 3, and under `Full` nothing of the optimizer need be ours
         # Make Horovod's front end an attribute of its package, because ours needs that. Python would do it only later.
         _bind(front_end, sys.modules[front_end])
         importlib.import_module(FRONT_ENDS[front_end])

@@ -128,9 +128,12 @@ class Meanwhile:
 
     def apply(self) -> None:
         """Take rounds of each optimizer that has missed so many that the core would soon add results up."""
-        for applier, draining in self._appliers:
+        for applier, draining in list(self._appliers):
             if draining.is_due:
                 applier.apply_ahead()
+                if not applier.applies_ahead:  # a step has failed
+                    draining.end()
+                    self._appliers.remove((applier, draining))
 
     def end(self) -> None:
         """Tell the core that the thread's wait is over."""

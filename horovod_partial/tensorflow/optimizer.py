@@ -23,11 +23,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> Any:
     """Wrap an optimizer so that gradients are combined over the ranks before a step, or models are averaged after it.
 
-    For an optimizer of Keras this is `horovod_partial.keras.DistributedOptimizer`, with the same arguments. An optimizer
-    of `tf.compat.v1.train` gets Horovod's own wrapper.
+    For an optimizer of Keras 3 this is `horovod_partial.keras.DistributedOptimizer`, with the same arguments. One of
+    `tf.compat.v1.train`, and under `hvd.Full()` one of legacy Keras, gets Horovod's own wrapper.
 
     Args:
-        optimizer: an optimizer of Keras 3, or of `tf.compat.v1.train`.
+        optimizer: an optimizer of Keras 3, of `tf.compat.v1.train`, or of legacy Keras.
         name: prefix of the names of tensors and buckets.
         use_locking: same as in Horovod, for `tf.compat.v1.train`.
         sync: a policy, or its text; an optimizer of `tf.compat.v1.train` takes only `hvd.Full()`.
@@ -35,9 +35,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Raises:
         ValueError: an argument is wrong, or does not suit the policy.
-        ImportError: the optimizer is one of Keras 2.
+        ImportError: the optimizer is one of Keras 2, and the policy is another one.
     """
-    if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
+    policy = policies.resolve(sync, settings().sync)
+    of_horovod = [tf.compat.v1.train.Optimizer]
+    if not hasattr(tf.keras, "ops") and isinstance(policy, Full):
+        of_horovod += [tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer]
+    if not isinstance(optimizer, tuple(of_horovod)):
         if keras.backend.backend() != "tensorflow":
             raise ValueError(
                 f"Keras's backend is {keras.backend.backend()}, not TensorFlow; import horovod_partial.keras, which uses "
@@ -47,7 +51,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         from horovod_partial.keras import optimizer as of_keras
 
         return of_keras.DistributedOptimizer(optimizer, name, sync=sync, **arguments)
-    policy = policies.resolve(sync, settings().sync)
     if not isinstance(policy, Full):
         raise ValueError(f"{policy!r} needs an optimizer of Keras; one of tf.compat.v1.train takes hvd.Full()")
     return horovods.DistributedOptimizer(optimizer, name, use_locking, **arguments)

@@ -16,7 +16,7 @@ from horovod_partial.exchange.family import Family
 from horovod_partial.policies import SharedUpdates
 from horovod_partial.runtime import bucket_config
 from horovod_partial.tensorflow.gradients import GradientExchange, done, nothing
-from horovod_partial.tensorflow.graph import refuse_xla, wire_dtype
+from horovod_partial.tensorflow.graph import wire_dtype
 
 _TYPES = {"float16": 6, "float32": 7, "float64": 8}  # the numbers of dtypes in Horovod's C++ code
 
@@ -93,7 +93,6 @@ class SharedGradients(GradientExchange):
 
     def dense(self, gradients: Sequence[Any]) -> list[tf.Tensor]:
         """Return the gradients as dense tensors; None counts as zeros."""
-        refuse_xla()
         pairs = zip(gradients, self._variables, strict=True)
         return [
             tf.zeros(variable.shape, variable.dtype) if gradient is None else self._dense(gradient, variable)

@@ -107,6 +107,8 @@ class GradientExchange(Exchange):
         self._ahead = ParametersAhead()
         self.is_applying = False  # whether a round is being applied or waited for; if so, none is applied ahead
         self._is_ahead_of_step = False  # whether `apply_ahead` has taken the rounds up to that of this step's gradients
+        # The results of a round whose step has failed in `apply_ahead`, and how many steps they are of; `step` takes it.
+        self._left: tuple[list[torch.Tensor], float] | None = None
         self._has_told = False  # whether too many backward passes before a step have raised an error
         self._has_warned = False  # whether the warning about `state_dict` without a flush was given
 
@@ -276,6 +278,12 @@ class GradientExchange(Exchange):
 
     def _take_round(self) -> bool:
         """Put the oldest round that this rank has not taken into the gradients. Returns False if there is none."""
+        if self._left is not None:
+            (flats, steps), self._left = self._left, None
+            for bucket, flat in zip(self.buckets, flats, strict=True):
+                bucket.flat.copy_(flat)
+                bucket.empty = False
+            return self._show(True, steps=steps)
         gradients = self._family.take_round()
         return gradients > 0 and self._show(True, steps=self._family.steps_of(gradients))
 
@@ -305,7 +313,7 @@ class GradientExchange(Exchange):
             self._is_ahead_of_step = False
             self._passes_left = dict.fromkeys(self._passes_left, self._passes)
         changed = self._shown.was_changed(self.buckets)
-        self._leave_the_wait()
+        self._family.disturb(self._ahead.become_the_model())
         if self._has_result or not self._hooks:
             self._apply_round(optimizer)
         self._has_result = False
@@ -341,19 +349,15 @@ class GradientExchange(Exchange):
 
     def _apply_round(self, optimizer: Any) -> None:
         """Take one step of the user's optimizer with the gradients of a round."""
-        with self._applying():
-            self._apply(optimizer)
-
-    def _apply(self, optimizer: Any) -> None:
+        overflow = self.unscales and not all(bool(torch.isfinite(bucket.flat).all()) for bucket in self.buckets)
+        if not overflow:
+            self._came_from = None
+            with self._applying():
+                self.round_steps.before(optimizer, self._steps_in_round)
+                optimizer._base.step(optimizer)
+                self.round_steps.after(optimizer)
         if self.unscales:
-            overflow = not all(bool(torch.isfinite(bucket.flat).all()) for bucket in self.buckets)
             self.overflows.append(overflow)
-            if overflow:
-                return
-        self._came_from = None
-        self.round_steps.before(optimizer, self._steps_in_round)
-        optimizer._base.step(optimizer)
-        self.round_steps.after(optimizer)
 
     # The methods from here to `apply_ahead` implement `horovod_partial.runtime.appliers.Applier`.
 
@@ -388,7 +392,7 @@ class GradientExchange(Exchange):
         optimizer = self.wrapped()
         if not self._replays or self.family is None or not self._hooks or optimizer is None:
             return
-        self._leave_the_wait()
+        self._family.disturb(self._ahead.become_the_model())
         with self._gradients_kept():
             self._apply_all(optimizer)
         if self.overflows and self._grad_scaler is not None:
@@ -398,9 +402,10 @@ class GradientExchange(Exchange):
     def applies_ahead(self) -> bool:
         """Whether rounds can be applied to a copy of the model now.
 
-        They cannot while backward runs, while the user sees a result, or on a CUDA stream other than the default one.
+        They cannot while backward runs, while the user sees a result, on a CUDA stream other than the default one, or
+        while the optimizer is not in training, as those of schedulefree say.
         """
-        if not self._replays or not self._hooks or self._has_result or self.is_applying:
+        if not self._replays or not self._hooks or self._has_result or self.is_applying or self._left is not None:
             return False
         # After `synchronize` the user sees gradients and may change them before `step`, so no round may overwrite them.
         if self.synchronized and not self._is_ahead_of_step and self._shown:
@@ -410,13 +415,14 @@ class GradientExchange(Exchange):
         device = self.buckets[0].flat.device if self.buckets else torch.device("cpu")
         if device.type == "cuda" and torch.cuda.current_stream(device) != torch.cuda.default_stream(device):
             return False
-        if self.wrapped() is None or not self._trained:
+        optimizer = self.wrapped()
+        if optimizer is None or not self._trained or not all(g.get("train_mode", True) for g in optimizer.param_groups):
             return False
         return self._has_arrived or self._is_ahead_of_step or not self.is_under_way
 
     @property
     def is_ahead(self) -> bool:
-        return self._ahead.rounds > 0
+        return self._ahead.rounds > 0 or self._left is not None
 
     @property
     def _trained(self) -> list[torch.nn.Parameter]:
@@ -442,23 +448,29 @@ class GradientExchange(Exchange):
                 self._is_ahead_of_step = True
             if not self._is_ahead_of_step:
                 with self._gradients_kept():
-                    self._ahead.rounds += self._apply_all(optimizer)
+                    self._apply_all(optimizer, self._try_round)
                 return
             shown = [bucket.flat.clone() for bucket in self.buckets]
             has_result, self._has_result = self._has_result, False
             try:
                 if has_result:
-                    self._apply_round(optimizer)
-                self._ahead.rounds += has_result + self._apply_all(optimizer)
+                    self._try_round(optimizer)
+                self._apply_all(optimizer, self._try_round)
             finally:
                 for bucket, flat in zip(self.buckets, shown, strict=True):
                     bucket.flat.copy_(flat)
                 self._family.show(self._frozen)
                 self._shown.show(self.buckets, misses_more=True)
 
-    def _leave_the_wait(self) -> None:
-        """Copy to the model the copies of its parameters, to which rounds were applied while the program waited."""
-        self._family.disturb(self._ahead.become_the_model())
+    def _try_round(self, optimizer: Any) -> None:
+        """Apply a round to the copy of the model. If that fails, leave it to the program's next step."""
+        left = [bucket.flat.clone() for bucket in self.buckets], self._steps_in_round
+        try:
+            self._apply_round(optimizer)
+            self._ahead.rounds += 1
+        except Exception:  # noqa: BLE001 - if it fails again, the program's own step raises the error
+            self._left = left
+            self._family.disturb(1)  # it may have written some parameters
 
     @contextmanager
     def _applying(self) -> Iterator[None]:
@@ -468,14 +480,11 @@ class GradientExchange(Exchange):
         finally:
             self.is_applying = before
 
-    def _apply_all(self, optimizer: Any) -> int:
-        """Apply all rounds that this rank can take, oldest first. Returns the number of rounds."""
-        rounds = 0
-        while self._replays and self._hooks and self._take_round():
+    def _apply_all(self, optimizer: Any, apply: Callable[[Any], None] | None = None) -> None:
+        """Apply all rounds that this rank can take, oldest first. With `_try_round`, until one fails."""
+        while self._replays and self._hooks and not (apply and self._left) and self._take_round():
             self._shown.warn_of_missed_round()
-            self._apply_round(optimizer)
-            rounds += 1
-        return rounds
+            (apply or self._apply_round)(optimizer)
 
     @contextmanager
     def _gradients_kept(self) -> Iterator[None]:
@@ -579,6 +588,7 @@ class GradientExchange(Exchange):
         self.synchronizes_in_step = True
         self._flushed_at = self._local_steps
         self._ahead.forget()
+        self._left = None
         self._restart()
 
 
@@ -594,10 +604,7 @@ def _check_groups(
         return None
     if not isinstance(groups, list):
         return split_list(parameters, groups) if groups else None
-    seen: set[int] = set()
-    for group in groups:
-        for parameter in group:
-            if id(parameter) in seen:
-                raise ValueError("A parameter can only appear once in groups.")
-            seen.add(id(parameter))
+    grouped = [id(parameter) for group in groups for parameter in group]
+    if len(set(grouped)) < len(grouped):
+        raise ValueError("A parameter can only appear once in groups.")
     return groups

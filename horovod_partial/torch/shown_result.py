@@ -81,7 +81,8 @@ _CHANGED_BY_HAND = (
 
 _LEFT_OUT = (
     "the result of a round was shown by optimizer.synchronize(), and zero_grad() or another backward pass came before a step with "
-    "it. This rank has missed other rounds, which it cannot leave out alike: replicas may part. If these gradients were made by the "
-    "loss of another optimizer, as with a GAN, let that loss make none: call requires_grad_(False) on this optimizer's model around "
-    "that backward pass (examples/torch/cookbook/gan.py). To leave gradients out by their values, pass grad_transform="
+    "it. This rank has missed other rounds, which it cannot leave out alike: replicas may part. To accumulate several backward passes, "
+    "pass backward_passes_per_step= to hvd.DistributedOptimizer, and synchronize after the last pass only. If these gradients were "
+    "made by the loss of another optimizer, as with a GAN, call requires_grad_(False) on this optimizer's model around that backward "
+    "pass (examples/torch/cookbook/gan.py). To leave gradients out by their values, pass grad_transform="
 )

@@ -85,8 +85,26 @@ def test_broadcast_of_another_model(world: World) -> None:
         fit(world, compiled(model), [hvd.callbacks.BroadcastGlobalVariablesCallback(1)])
 
 
-def test_broadcast_of_a_model_that_its_first_batch_builds(world: World) -> None:
+class Subclassed(keras.Model):
+    """Its `build` makes no weights. The first batch makes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def build(self, shape: Any) -> None:
+        self.built = True
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+
+@pytest.mark.parametrize("subclassed", [False, True])
+def test_broadcast_of_a_model_that_its_first_batch_builds(world: World, subclassed: bool) -> None:
     model = compiled(make_model(world.rank, built=False))
+    if subclassed:
+        model = compiled(Subclassed())
+        model.build((None, 2))
     fit(world, model, [hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
     world.same(values(model.trainable_weights))
     world.same(values(model.optimizer.variables))

@@ -90,6 +90,12 @@ def test_xla_is_refused(world: World, policy: str) -> None:
 
 
 @alone
+@pytest.mark.parametrize("policy", ["full", "solo"])
+def test_xla_is_refused_on_one_rank_too(world: World, policy: str) -> None:
+    test_xla_is_refused(world, policy)
+
+
+@alone
 def test_wrong_arguments_of_accumulation(world: World) -> None:
     accumulating = keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
     with pytest.raises(ValueError, match="not both"):

@@ -75,6 +75,17 @@ def test_keras(job: Job, folder: Path, module: str) -> None:
     assert has_rounds(folder)
 
 
+@pytest.mark.launch(framework="tensorflow", ranks=(2,))
+@pytest.mark.full_matrix("gloo")
+def test_legacy_keras_is_left_to_horovod(job: Job) -> None:
+    """Under `Full` nothing of the optimizer is ours."""
+    assert job.run("stock_legacy_keras", runner=RUN_FULL) == 0, job.output()
+    modules = "horovod._keras horovod.tensorflow.keras horovod.tensorflow.keras.callbacks horovod_partial.tensorflow.operations"
+    assert job.notes("made") == dict.fromkeys(range(job.setup.ranks), modules)
+    assert job.run("stock_legacy_keras", runner=RUN) == 0, job.output()
+    assert " horovod_partial.keras.optimizer horovod_partial.keras.callbacks " in job.notes("made")[0]
+
+
 TAPE, FIT = ("stock_tensorflow",), ("stock_keras", "horovod.tensorflow.keras")
 
 

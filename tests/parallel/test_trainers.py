@@ -117,6 +117,22 @@ def test_accelerate_saves_and_resumes(world: World, accelerator: Any) -> None:
     assert schedule.get_last_lr() == [0.1 * 0.5**2]
 
 
+def test_accelerate_shares_work(world: World, accelerator: Any) -> None:
+    """Each micro-batch has a step, so Accelerate accumulates nothing, and divides no loss."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    bare = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = hvd.DistributedOptimizer(bare, sync=hvd.WorkSharing(), backward_passes_per_step=3)
+    model, prepared = accelerator.prepare(model, optimizer)
+    while optimizer.rounds < 2:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.ones(1)).sum() / 3)
+            prepared.step()
+            prepared.zero_grad()
+    optimizer.flush()
+    assert model.weight.item() == pytest.approx(-2.0)
+
+
 def test_accelerate_does_not_clip(world: World, accelerator: Any) -> None:
     _, _, model, prepared = make_all(accelerator)
     accelerator.backward(model(torch.ones(8, 4)).square().mean())
