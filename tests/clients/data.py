@@ -1,6 +1,7 @@
 """Small data for the programs, in the formats that they read, made from random numbers of a fixed seed."""
 
 import io
+import json
 import pickle
 import struct
 import tarfile
@@ -47,8 +48,42 @@ def make(folder: Path) -> None:
                 Image.fromarray(picture).save(folder / part / kind / f"{number}.png")
     for shard, kind in enumerate("ab"):
         with tarfile.open(folder / f"{shard}.tar", "w") as archive:
-            for file in sorted((folder / "train" / kind).iterdir()):
-                for name, content in ((file.name, file.read_bytes()), (f"{file.stem}.txt", b"a picture")):
+            # The same picture each time: webdataset draws their order by the time of day.
+            picture = (folder / "train" / kind / "0.png").read_bytes()
+            for number in range(4):
+                for name, stored in ((f"{number}.png", picture), (f"{number}.txt", b"a picture")):
                     entry = tarfile.TarInfo(name)
-                    entry.size = len(content)
-                    archive.addfile(entry, io.BytesIO(content))
+                    entry.size = len(stored)
+                    archive.addfile(entry, io.BytesIO(stored))
+    # Water as DeePMD-kit reads it, with what it is told.
+    systems = folder / "water"
+    frames = systems / "set.000"
+    frames.mkdir(parents=True)
+    (systems / "type.raw").write_text("0\n1\n1\n")
+    (systems / "type_map.raw").write_text("O\nH\n")
+    np.save(frames / "coord.npy", np.array([0, 0, 0, 1, 0, 0, 0, 1, 0]) + 0.1 * random.standard_normal((16, 9)))
+    np.save(frames / "box.npy", np.tile(10 * np.eye(3).reshape(9), (16, 1)))
+    np.save(frames / "energy.npy", random.standard_normal(16))
+    np.save(frames / "force.npy", random.standard_normal((16, 9)))
+    descriptor = {
+        "type": "se_e2_a",
+        "sel": [4, 8],
+        "rcut_smth": 0.5,
+        "rcut": 4.0,
+        "neuron": [4, 8],
+        "axis_neuron": 2,
+        "seed": 1,
+    }
+    training = {
+        "training_data": {"systems": [str(systems)], "batch_size": 4},
+        "numb_steps": 10,
+        "seed": 10,
+        "disp_freq": 1,
+    }
+    told = {
+        "model": {"type_map": ["O", "H"], "descriptor": descriptor, "fitting_net": {"neuron": [8, 8], "seed": 1}},
+        "learning_rate": {"type": "exp", "start_lr": 0.001, "stop_lr": 1e-5, "decay_steps": 10},
+        "loss": {"type": "ener", "start_pref_e": 1, "limit_pref_e": 1, "start_pref_f": 1, "limit_pref_f": 1},
+        "training": training,
+    }
+    (folder / "water.json").write_text(json.dumps(told))

@@ -1,8 +1,9 @@
 """Runs an unedited program, `observe.py PROGRAM` or `observe.py -m MODULE`, and writes down what model each rank ends with.
 
 What the program must not be told goes by variables of the environment: `CLIENT_NOTES` is the folder for each rank's digest,
-`CLIENT_SLOW` the rank that sleeps before each backward pass, `CLIENT_STEPS` a bound for loops that have no argument for it, and
-`CLIENT_MNIST` the file that Keras reads instead of downloading one.
+`CLIENT_SLOW` the rank that sleeps before each backward pass, `CLIENT_STEPS` a bound for loops that have no argument for it,
+`CLIENT_MNIST` the file that Keras reads instead of downloading one, `CLIENT_CIFAR` says that the pictures are made, and
+`CLIENT_OUTCOME` names a file that rank 0 has written, where that says what was trained.
 """
 
 import functools
@@ -58,6 +59,11 @@ def watch_torch() -> None:
         group["params"] = given = [given] if isinstance(given, torch.Tensor) else list(given)
         trained.update((id(p), p) for p in (p[1] if isinstance(p, tuple) else p for p in given))
 
+    if os.environ.get("CLIENT_CIFAR"):
+        from torchvision.datasets import cifar
+
+        cifar.check_integrity = lambda *_: True  # which asks for the hashes of the real pictures
+
     before(torch.optim.Optimizer, "add_param_group", collect)
     before(torch.Tensor, "backward", step)
     torch.manual_seed(RANK)
@@ -99,6 +105,9 @@ def note() -> None:
     for value in trained.values():
         array = value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value.numpy())
         digest.update(str((array.shape, array.dtype)).encode() + array.tobytes())
+    outcome = os.environ.get("CLIENT_OUTCOME")
+    if outcome and RANK == 0 and Path(outcome).exists():
+        digest.update(Path(outcome).read_bytes())
     text = json.dumps({"model": digest.hexdigest(), "tensors": len(trained), "steps": steps})
     Path(os.environ["CLIENT_NOTES"], f"rank.{RANK}.json").write_text(text)
 

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import pytest
 from clients import CLIENTS, ONE_MODEL, TOLD, Client
 from data import make
-from sources import tree
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "parallel"))
@@ -40,7 +39,7 @@ class Run(NamedTuple):
 
     @property
     def models(self) -> set[str]:
-        return {rank["model"] for rank in self.ranks.values()}
+        return {rank["model"] for rank in self.ranks.values() if rank["tensors"]}
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +57,7 @@ def client(request: pytest.FixtureRequest) -> Client:
 def launch(client: Client, data: Path, folder: Path, *runner: str, **variables: str) -> Run:
     """Run a program on all ranks, in a folder of its own."""
     folder.mkdir(exist_ok=True)
-    program = client.command(tree(client.source) if client.source else HERE / "programs")
+    program = client.command()
     arguments = shlex.split(client.arguments.format(data=data, own=folder))
     options = []
     if client.elastic:
@@ -70,7 +69,7 @@ def launch(client: Client, data: Path, folder: Path, *runner: str, **variables: 
     setup = Setup("gloo", RANKS)
     command = [sys.executable, *runner, str(HERE / "observe.py"), *program, *arguments]
     notes = {"CLIENT_NOTES": str(folder), "CLIENT_FRAMEWORK": client.framework, "CLIENT_MNIST": str(data / "mnist.npz")}
-    path = os.pathsep.join(filter(None, [str(HERE.parents[1]), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [*client.paths(), str(HERE.parents[1]), os.environ.get("PYTHONPATH")]))
     # Users have replicas that part healed, and the harness of the other tests has not.
     own = {"HOROVOD_PARTIAL_HEAL": "1", "PYTHONPATH": path}
     done = subprocess.run(
@@ -99,8 +98,9 @@ def stock(client: Client, data: Path, tmp_path_factory: pytest.TempPathFactory) 
         assert client.fails in run.output, run.output
     else:
         assert run.status == 0, run.output
-        assert all(rank["steps"] > 0 and rank["tensors"] > 0 for rank in run.ranks.values())
-        assert len(run.models) == 1, "Horovod alone makes one model"
+        if "CLIENT_OUTCOME" not in client.variables:
+            assert all(rank["steps"] > 0 for rank in run.ranks.values())
+            assert len(run.models) == 1, "Horovod alone makes one model"
     return run
 
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from simple_framework.callbacks.BaseCallbackClass import CallbackBase
 from simple_framework.trainer import SimpleFrameworkWrapper, Trainer
 
 
