@@ -24,7 +24,9 @@ class Client(NamedTuple):
         program: a file of `source`, or of `programs` without one; or `-m` and a module.
         majority: what becomes of it under Majority: `ONE_MODEL`, `TOLD`, or what the refusal says.
         fails: what Horovod itself says, if the program does not run with it.
-        refusal: what ours says under Full, if Horovod's failure is told in other words.
+        refusal: what ours says under Full, if it refuses the program.
+        only_ours: Horovod fails, and ours runs it.
+        repeats: two runs with Horovod alone give the same bits.
     """
 
     name: str
@@ -34,8 +36,11 @@ class Client(NamedTuple):
     framework: str = "torch"
     majority: str = TOLD
     elastic: bool = False
+    transport: str = "gloo"
     fails: str = ""
     refusal: str = ""
+    only_ours: bool = False
+    repeats: bool = True
     variables: dict[str, str] = {}  # noqa: RUF012 (a tuple's field, which nobody changes)
 
     def command(self) -> list[str]:
@@ -77,6 +82,7 @@ CLIENTS = [
         "-m open_clip_train.main",
         "--horovod --train-data '{data}/{{0..1}}.tar' --dataset-type webdataset --train-num-samples 8 --model ViT-S-32 "
         "--batch-size 2 --epochs 1 --workers 1 --device cpu --precision fp32 --logs {own} --name run",
+        repeats=False,
     ),
     Client(
         "kfac-cifar10",
@@ -105,6 +111,7 @@ CLIENTS = [
         "--data-dir {data} --epochs 1 --batch-size 16 --use-adasum",
         HOROVOD,
         majority="Adasum",
+        transport="mpi",  # Gloo has no Adasum
     ),
     Client("pytorch-synthetic", "examples/pytorch/pytorch_synthetic_benchmark.py", SYNTHETIC, HOROVOD),
     Client("pytorch-imagenet", "examples/pytorch/pytorch_imagenet_resnet50.py", IMAGES, HOROVOD),
@@ -151,6 +158,19 @@ CLIENTS = [
         HOROVOD,
         "tensorflow",
         elastic=True,
+        majority="optimizer must be one of Keras 3",
+        refusal="optimizer must be one of Keras 3",
         variables=KERAS_2,
+    ),
+    Client(
+        "elastic-tensorflow2-mnist-keras3",
+        "examples/elastic/tensorflow2/tensorflow2_mnist_elastic.py",
+        "",
+        HOROVOD,
+        "tensorflow",
+        elastic=True,
+        fails="has no attribute",
+        only_ours=True,
+        variables={"CLIENT_STEPS": "4"},
     ),
 ]
