@@ -110,7 +110,7 @@ CLIENTS = [
         "examples/pytorch/pytorch_mnist.py",
         "--data-dir {data} --epochs 1 --batch-size 16 --use-adasum",
         HOROVOD,
-        majority="Adasum",
+        majority="partial collectives reduce with op=hvd.Average or hvd.Sum",
         transport="mpi",  # Gloo has no Adasum
     ),
     Client("pytorch-synthetic", "examples/pytorch/pytorch_synthetic_benchmark.py", SYNTHETIC, HOROVOD),

@@ -48,6 +48,7 @@ def step(*_: Any, **__: Any) -> None:
 
 
 def watch_torch() -> None:
+    """Collect the parameters of PyTorch's optimizers, and count backward passes."""
     import torch
 
     # PyPI's torchvision is for CUDA. Its library cannot be loaded beside a PyTorch without, and then these names are missing.
@@ -71,29 +72,24 @@ def watch_torch() -> None:
 
 
 def watch_tensorflow() -> None:
+    """Collect the variables of Keras's optimizers, and count calls of functions."""
     import keras
     import tensorflow as tf
     from keras.src.datasets import mnist
     from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
-    bound = int(os.environ.get("CLIENT_STEPS", "1000000"))
     before(Function, "__call__", step)
-    kinds = [(keras.optimizers.Optimizer, keras.Model)]
+    optimizers = [keras.optimizers.Optimizer]
     if importlib.util.find_spec("tf_keras"):
         import tf_keras
         from tf_keras.src.datasets import mnist as old_mnist
 
-        kinds.append((tf_keras.optimizers.Optimizer, tf_keras.Model))
+        optimizers.append(tf_keras.optimizers.Optimizer)
         old_mnist.get_file = lambda *_, **__: os.environ["CLIENT_MNIST"]
-    for optimizer, model in kinds:
+    for optimizer in optimizers:
         before(optimizer, "build", lambda _, variables: trained.update((id(v), v) for v in variables))
-        fit, take = model.fit, tf.data.Dataset.take
-
-        def shorter(*arguments: Any, fit: Any = fit, **options: Any) -> Any:
-            short = {name: min(bound, options.get(name, 1)) for name in ("steps_per_epoch", "epochs")}
-            return fit(*arguments, **options | short)
-
-        model.fit = shorter
+    bound = int(os.environ.get("CLIENT_STEPS", "1000000"))
+    take = tf.data.Dataset.take
     tf.data.Dataset.take = lambda dataset, count, *more, **options: take(dataset, min(bound, count), *more, **options)
     mnist.get_file = lambda *_, **__: os.environ["CLIENT_MNIST"]
     tf.keras.utils.set_random_seed(RANK)
@@ -120,7 +116,7 @@ if __name__ == "__main__":
     sys.argv = sys.argv[2 if by_name else 1 :]
     sys.path[0] = os.getcwd() if by_name else os.path.dirname(os.path.realpath(sys.argv[0]))
     try:
-        names = (
+        names = (  # of the program, which live until its model is noted
             runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
             if by_name
             else runpy.run_path(sys.argv[0], run_name="__main__")
