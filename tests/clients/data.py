@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 TRAIN, TEST = 256, 64
@@ -17,10 +18,10 @@ def make(folder: Path) -> None:
     """Make the data of all programs."""
     random = np.random.default_rng(0)
 
-    def pictures(count: int, *shape: int) -> np.ndarray:
+    def pictures(count: int, *shape: int) -> npt.NDArray[np.uint8]:
         return random.integers(0, 256, (count, *shape), dtype=np.uint8)
 
-    def labels(count: int) -> np.ndarray:
+    def labels(count: int) -> npt.NDArray[np.uint8]:
         return random.integers(0, 10, count, dtype=np.uint8)
 
     # Digits as torchvision reads them, and as Keras does.

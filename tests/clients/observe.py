@@ -111,7 +111,10 @@ def note() -> None:
 if __name__ == "__main__":
     random.seed(RANK)
     np.random.seed(RANK)
-    {"torch": watch_torch, "tensorflow": watch_tensorflow, "": lambda: None}[os.environ["CLIENT_FRAMEWORK"]]()
+    if os.environ["CLIENT_FRAMEWORK"] == "torch":
+        watch_torch()
+    elif os.environ["CLIENT_FRAMEWORK"] == "tensorflow":
+        watch_tensorflow()
     by_name = sys.argv[1] == "-m"
     sys.argv = sys.argv[2 if by_name else 1 :]
     sys.path[0] = os.getcwd() if by_name else os.path.dirname(os.path.realpath(sys.argv[0]))

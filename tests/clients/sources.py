@@ -39,7 +39,10 @@ def tree(source: Archive | Commit) -> Path:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     try:
-        (_fetch if isinstance(source, Commit) else _download)(source, scratch)
+        if isinstance(source, Commit):
+            _fetch(source, scratch)
+        else:
+            _download(source, scratch)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         pytest.skip(f"{' '.join(source[:2])} could not be fetched: {error}")
     return scratch.rename(folder)
