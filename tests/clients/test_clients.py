@@ -23,6 +23,7 @@ from harness.matrix import Setup
 
 from horovod_partial.insight import recording
 
+pytest.importorskip("pyro", reason="needs the packages that `make test-clients` installs")
 RANKS = 2
 SECONDS = 300  # a launch takes some twenty; other work may share the cores
 # What says that ranks may end with different models.
