@@ -1,4 +1,4 @@
-# `make help` lists the targets. All but test-tf215 run in .venv, which `make setup` makes with PYTHON.
+# `make help` lists the targets. All but test-tf215 and test-clients run in .venv, which `make setup` makes with PYTHON.
 
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
@@ -87,6 +87,7 @@ test: build ctest-release ## Set up, build and run the tests with up to 8 ranks
 .PHONY: test-all
 test-all: build ctest-release ctest-tsan ctest-asan check-gpu ## Run the whole matrix, and the C++ tests under sanitizers
 	@$(BIN)/python -m pytest --matrix=full tests/single tests/parallel tests/faults
+	@$(MAKE) --no-print-directory test-clients
 
 # Ranks with a sanitized extension, whose runtime must be there before Python. It wants to see the C++ library, too.
 SANITIZED := $(addprefix tests/parallel/test_,rounds.py operations.py groups.py optimizer.py ends.py)
@@ -198,6 +199,19 @@ test-launchers: build ## Train under mpirun, Slurm, Ray and Spark; what is missi
 	fi
 	@$(PIP) --constraint requirements/constraints.txt --requirement requirements/launchers.txt
 	@$(BIN)/python -m pytest -rs tests/launchers
+
+# Beside .venv: what is not in .venv-clients comes from there, and nothing that Horovod was built for is replaced.
+.venv-clients/stamp: $(SETUP_STAMP) requirements/clients.txt
+	@rm -rf .venv-clients
+	@$(BIN)/python -m venv .venv-clients
+	@$(BIN)/python -c "import site; print('import site; site.addsitedir(' + repr(site.getsitepackages()[0]) + ')')" \
+		>"$$(echo .venv-clients/lib/python*/site-packages)/beside.pth"
+	@.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements/clients.txt
+	@touch $@
+
+.PHONY: test-clients
+test-clients: build .venv-clients/stamp ## Run unedited programs of others under Horovod, and with ours in its place
+	@.venv-clients/bin/python -m pytest -rs tests/clients
 
 .PHONY: matrix
 matrix: ## Install and try everything on bare Debian systems, with old and new frameworks; as root, an hour or two

@@ -53,7 +53,8 @@ class TensorFlowKerasState(elastic.KerasState):
 
     Horovod's own class of this name fails on Keras 3. If the number of ranks changes, the next `fit` traces the model
     again. Without `optimizer` the state takes the one that the model was compiled with. `kwargs` become attributes.
-    Raises ValueError if the model has not been built, or has no optimizer. Raises ImportError for a model of Keras 2.
+    Raises ValueError if the model has not been built, has no optimizer, or has one of Keras 2 (the package tf_keras).
+    Raises ImportError if there is no Keras 3.
     """
 
     functions = TensorFlowState.functions

@@ -606,6 +606,8 @@ def test_elastic_state_of_a_model(world: World) -> None:
     with pytest.raises(ValueError, match="pass the optimizer"):
         hvd.elastic.TensorFlowKerasState(model)
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam()), "mse")
+    with pytest.raises(ValueError, match="optimizer must be one of Keras 3, not <object"):
+        hvd.elastic.TensorFlowKerasState(model, object())
     state = hvd.elastic.TensorFlowKerasState(model, epoch=0)
     model.set_weights([np.full_like(weight, world.rank) for weight in model.get_weights()])
     model.optimizer.iterations.assign(world.rank + 3)

@@ -1,0 +1,90 @@
+"""Small data for the programs, in the formats that they read, made from random numbers of a fixed seed."""
+
+import io
+import json
+import pickle
+import struct
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+TRAIN, TEST = 256, 64
+
+
+def make(folder: Path) -> None:
+    """Make the data of all programs."""
+    random = np.random.default_rng(0)
+
+    def pictures(count: int, *shape: int) -> npt.NDArray[np.uint8]:
+        return random.integers(0, 256, (count, *shape), dtype=np.uint8)
+
+    def labels(count: int) -> npt.NDArray[np.uint8]:
+        return random.integers(0, 10, count, dtype=np.uint8)
+
+    # Digits as torchvision reads them, and as Keras does.
+    raw = folder / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name, count in (("train", TRAIN), ("t10k", TEST)):
+        (raw / f"{name}-images-idx3-ubyte").write_bytes(
+            struct.pack(">IIII", 2051, count, 28, 28) + pictures(count, 28, 28).tobytes()
+        )
+        (raw / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, count) + labels(count).tobytes())
+    train, test = (pictures(TRAIN, 28, 28), labels(TRAIN)), (pictures(TEST, 28, 28), labels(TEST))
+    np.savez(folder / "mnist.npz", x_train=train[0], y_train=train[1], x_test=test[0], y_test=test[1])
+    # Small pictures as in CIFAR-10.
+    batches = folder / "cifar" / "cifar-10-batches-py"
+    batches.mkdir(parents=True)
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        batch = {"data": pictures(16, 3072), "labels": labels(16).tolist()}
+        (batches / name).write_bytes(pickle.dumps(batch))
+    (batches / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
+    # Pictures in a folder for each class, and with captions in two archives.
+    for part in ("train", "val"):
+        for kind in "ab":
+            (folder / part / kind).mkdir(parents=True)
+            for number, picture in enumerate(pictures(4, 40, 40, 3)):
+                Image.fromarray(picture).save(folder / part / kind / f"{number}.png")
+    for shard, kind in enumerate("ab"):
+        with tarfile.open(folder / f"{shard}.tar", "w") as archive:
+            # The same picture each time: webdataset draws their order by the time of day.
+            picture = (folder / "train" / kind / "0.png").read_bytes()
+            for number in range(4):
+                for name, stored in ((f"{number}.png", picture), (f"{number}.txt", b"a picture")):
+                    entry = tarfile.TarInfo(name)
+                    entry.size = len(stored)
+                    archive.addfile(entry, io.BytesIO(stored))
+    # Water as DeePMD-kit reads it, with what it is told.
+    systems = folder / "water"
+    frames = systems / "set.000"
+    frames.mkdir(parents=True)
+    (systems / "type.raw").write_text("0\n1\n1\n")
+    (systems / "type_map.raw").write_text("O\nH\n")
+    np.save(frames / "coord.npy", np.array([0, 0, 0, 1, 0, 0, 0, 1, 0]) + 0.1 * random.standard_normal((16, 9)))
+    np.save(frames / "box.npy", np.tile(10 * np.eye(3).reshape(9), (16, 1)))
+    np.save(frames / "energy.npy", random.standard_normal(16))
+    np.save(frames / "force.npy", random.standard_normal((16, 9)))
+    descriptor = {
+        "type": "se_e2_a",
+        "sel": [4, 8],
+        "rcut_smth": 0.5,
+        "rcut": 4.0,
+        "neuron": [4, 8],
+        "axis_neuron": 2,
+        "seed": 1,
+    }
+    training = {
+        "training_data": {"systems": [str(systems)], "batch_size": 4},
+        "numb_steps": 10,
+        "seed": 10,
+        "disp_freq": 1,
+    }
+    told = {
+        "model": {"type_map": ["O", "H"], "descriptor": descriptor, "fitting_net": {"neuron": [8, 8], "seed": 1}},
+        "learning_rate": {"type": "exp", "start_lr": 0.001, "stop_lr": 1e-5, "decay_steps": 10},
+        "loss": {"type": "ener", "start_pref_e": 1, "limit_pref_e": 1, "start_pref_f": 1, "limit_pref_f": 1},
+        "training": training,
+    }
+    (folder / "water.json").write_text(json.dumps(told))
