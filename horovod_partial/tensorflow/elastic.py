@@ -8,10 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
+from horovod.tensorflow import elastic as horovods
 from horovod.tensorflow.functions import broadcast_object
 from horovod.tensorflow.mpi_ops import rank
 
+from horovod_partial import policies
 from horovod_partial.exchange import elastic
+from horovod_partial.settings import settings
 from horovod_partial.tensorflow.graph import runtime
 from horovod_partial.tensorflow.variables import broadcast_variables
 
@@ -54,10 +57,15 @@ class TensorFlowKerasState(elastic.KerasState):
     Horovod's own class of this name fails on Keras 3. If the number of ranks changes, the next `fit` traces the model
     again. Without `optimizer` the state takes the one that the model was compiled with. `kwargs` become attributes.
     Raises ValueError if the model has not been built, has no optimizer, or has one of Keras 2 (the package tf_keras).
-    Raises ImportError if there is no Keras 3.
+    Raises ImportError if there is no Keras 3. Under `hvd.Full()` and legacy Keras it is Horovod's own state.
     """
 
     functions = TensorFlowState.functions
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if not hasattr(tf.keras, "ops") and isinstance(policies.resolve(None, settings().sync), policies.Full):
+            return horovods.TensorFlowKerasState(*args, **kwargs)  # Keras 2 is Horovod's own, as its optimizers are
+        return super().__new__(cls)
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
         import horovod_partial.keras  # noqa: F401 - this import raises an error on Keras 2
