@@ -62,9 +62,11 @@ class TensorFlowKerasState(elastic.KerasState):
 
     functions = TensorFlowState.functions
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, model: Any, optimizer: Any = None, **kwargs: Any) -> Any:
         if not hasattr(tf.keras, "ops") and isinstance(policies.resolve(None, settings().sync), policies.Full):
-            return horovods.TensorFlowKerasState(*args, **kwargs)  # Keras 2 is Horovod's own, as its optimizers are
+            return horovods.TensorFlowKerasState(
+                model, optimizer, **kwargs
+            )  # Keras 2 is Horovod's own, as its optimizers are
         return super().__new__(cls)
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
