@@ -150,7 +150,8 @@ def _is_groups(value: Any) -> bool:
     return value is None or (is_int(value) and value >= 0)
 
 
-def _is_name(value: Any) -> bool:
+def is_name(value: Any) -> bool:
+    """Return whether a value may be the name of an operation. None is a missing name, which some operations take."""
     return value is None or (isinstance(value, str) and not value.startswith(bucket_config.INTERNAL))
 
 
@@ -167,7 +168,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "device_sparse": _TEXT,
     "gradient_predivide_factor": (lambda value: is_number(value) and value > 0, "a number above 0"),
     "groups": (_is_groups, "an int, 0 or more, or a list of lists of parameters or variables"),
-    "name": (_is_name, f"a text that does not begin with {bucket_config.INTERNAL!r}, which is for internal buckets"),
+    "name": (is_name, f"a text that does not begin with {bucket_config.INTERNAL!r}, which is for internal buckets"),
     "named_buffers": (lambda value: value is None or isinstance(value, Iterable), "model.named_buffers()"),
     "named_parameters": (lambda value: value is None or isinstance(value, Iterable), "model.named_parameters()"),
     # `op` is the number of a reduce operation of Horovod, 0 to 5. Some frameworks lack some operations.

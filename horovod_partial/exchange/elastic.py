@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from horovod.common.elastic import ObjectState, run_fn
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
+from horovod_partial.checks import require
 from horovod_partial.runtime.runtime import Runtime
 
 
@@ -78,8 +79,8 @@ class KerasState(VariablesState):
             raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
         if self.optimizer is None:
             raise ValueError("pass the optimizer, or compile the model first")
-        if not hasattr(self.optimizer, "built"):  # the package tf_keras is Keras 2, and may be there beside Keras 3
-            raise ValueError(f"optimizer must be one of Keras 3, not {self.optimizer!r}")
+        # The package tf_keras is Keras 2, and may be there beside Keras 3.
+        require(hasattr(self.optimizer, "built"), "optimizer", "one of Keras 3", self.optimizer)
         if not self.optimizer.built:  # an optimizer's variables must exist on every rank before they are broadcast
             self.optimizer.build(model.trainable_variables)
         variables = getattr(self.optimizer, "all_variables", self.optimizer.variables)

@@ -91,9 +91,8 @@ class ModelExchange(ABC):
             return
         process_set = self.process_set.process_set_id
         name = self._flush_name_with_state if "state" in self.policy.average and self.rounds else self._flush_name
-        self.runtime.core.clear(
-            process_set, [name]
-        )  # forget other ranks' averages from when this rank was out of training
+        # Forget other ranks' averages from when this rank was out of training.
+        self.runtime.core.clear(process_set, [name])
         self.runtime.flush(process_set)
         if isinstance(self.policy, WeightedAverage):
             work = self._periods.work()

@@ -12,7 +12,7 @@ from horovod.torch.mpi_ops import Average, Sum
 
 from horovod_partial import _attach
 from horovod_partial.checks import is_int, require
-from horovod_partial.exchange.arguments import check_kinds, is_average, of_allreduce
+from horovod_partial.exchange.arguments import check_kinds, is_average, is_name, of_allreduce
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.policies import Full, Policy
 from horovod_partial.runtime import bucket_config, round_stats
@@ -312,7 +312,7 @@ def check_arguments(tensor: torch.Tensor, name: str | None, process_set: Process
 
 def _check_call(tensor: torch.Tensor, name: str | None) -> str:
     """Check the name, and what may differ between tensors of equal dtype and shape. Returns the name."""
-    if not isinstance(name, str) or not name or name.startswith(bucket_config.INTERNAL):
+    if not is_name(name) or not name:
         check_kinds({"name": name})
         raise ValueError("a partial collective needs a name, the same in every round: pass name=")
     if tensor.requires_grad and torch.is_grad_enabled():

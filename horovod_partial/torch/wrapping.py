@@ -132,7 +132,6 @@ class _Methods(torch.optim.Optimizer):
 
         Raises:
             RuntimeError: gradients were changed while they travelled, or a later wrapper has taken parameters of this one.
-            ValueError: the optimizer's process set was removed.
         """
         require_ownership(self)
         self._exchange.synchronize()
