@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from horovod.common.process_sets import ProcessSet
+
 from horovod_partial._core import BucketSpec
 
 class AttachError(ImportError): ...
@@ -28,7 +30,6 @@ class RoundInfo:
 class Owner: ...
 
 class Draining:
-    def __init__(self, library: Library, process_set: int, family: Sequence[str]) -> None: ...
     @property
     def is_due(self) -> bool: ...
     def end(self) -> None: ...
@@ -79,29 +80,51 @@ class Library:
         self, process_set: int, name: str, config: BucketConfig, input: int, output: int, work: int, stream: int
     ) -> Handle: ...
     def declare(self, process_set: int, name: str, config: BucketConfig) -> None: ...
-    # The buckets live as long as their owner. When the owners of all ranks are gone, the buckets end on all ranks.
-    def own(self, owner: Owner, process_set: int, names: Sequence[str]) -> None: ...
-    def next_micro_batch(
-        self, process_set: int, names: Sequence[str], begins: bool, waits: bool, drainings: Sequence[Draining]
-    ) -> tuple[int, int] | None: ...
-    # Lets other ranks compute the micro-batch that this rank has begun last. No gradient of it may exist yet.
-    def return_micro_batch(self, process_set: int, name: str) -> None: ...
     # Begins to write this rank's missed results to memory on the bucket's device; None if it has missed nothing.
     def collect(self, process_set: int, name: str, pointer: int) -> Handle | None: ...
-    # How many rounds of a bucket have ended on this rank. With replay: how many the rank has taken.
-    def taken(self, process_set: int, name: str) -> int: ...
-    # How many rounds of a family this rank could not take one by one: added up, forgotten, or missed in a join.
-    def lost(self, process_set: int, names: Sequence[str]) -> int: ...
-    # Raises this rank's iteration to at least this one, where models are weighed by staleness. Returns the iteration.
-    def catch_up(self, process_set: int, name: str, iteration: int) -> int: ...
-    # Takes the oldest round that has ended in all buckets of a family. Returns its number of gradients; None without one.
-    def take_round(self, process_set: int, names: Sequence[str], pointers: Sequence[int]) -> int | None: ...
-    def has_round(self, process_set: int, names: Sequence[str]) -> bool: ...
     def deliver(self, process_set: int, families: Sequence[Sequence[str]]) -> None: ...
-    # From now on the calling thread arrives at these buckets, in place of another thread.
-    def claim(self, process_set: int, names: Sequence[str]) -> None: ...
-    # Forgets this rank's late contributions and missed results.
-    def clear(self, process_set: int, names: Sequence[str]) -> None: ...
+
+class Family:
+    """The buckets of one optimizer on this rank, by their names. Rounds of a family are taken together.
+
+    The object outlives a restart of Horovod. While Horovod is down, and after the process set was removed, properties are
+    0 or False, and most functions do nothing. `own` and `next_micro_batch` raise an error then.
+    """
+
+    def __init__(self, library: Library, process_set: ProcessSet, names: Sequence[str]) -> None: ...
+    @property
+    def names(self) -> list[str]: ...
+    @property
+    def process_set(self) -> ProcessSet: ...
+    @property
+    def taken(self) -> int:
+        """How many rounds have ended on this rank in all buckets. With replay: how many the rank has taken."""
+    @property
+    def lost(self) -> int:
+        """How many rounds this rank has not applied one by one since its replica was last known to be as good as any."""
+    @property
+    def has_round(self) -> bool:
+        """Whether a round has ended in all buckets, so that this rank can take it now."""
+    def disturb(self, rounds: int) -> None:
+        """Count rounds as lost: they were applied to a copy of the model while the program changed the model itself."""
+    def count_anew(self) -> None:
+        """Count `lost` from 0 again, because this replica is equal to those of all other ranks."""
+    def count_healed(self) -> None:
+        """Count in the statistics of the buckets that this replica was healed."""
+    def own(self, owner: Owner) -> None:
+        """Let the buckets live as long as their owner. When the owners of all ranks are gone, they end on all ranks."""
+    def take_round(self, pointers: Sequence[int]) -> int | None:
+        """Write the results of the oldest round that can be taken to memory. Returns its number of gradients, or None."""
+    def claim(self) -> None:
+        """From now on the calling thread arrives at these buckets, in place of another thread."""
+    def clear(self) -> None:
+        """Forget this rank's late contributions and missed results."""
+    def catch_up(self, iteration: int) -> int:
+        """Raise this rank's iteration to at least this one, where models are weighed by staleness. Returns the iteration."""
+    def drain(self) -> Draining: ...
+    def next_micro_batch(self, begins: bool, waits: bool, drainings: Sequence[Draining]) -> tuple[int, int] | None: ...
+    def return_micro_batch(self) -> None:
+        """Let other ranks compute the micro-batch that this rank has begun last. No gradient of it may exist yet."""
 
 def attach(library: str, *, waits_are_told: bool) -> Library: ...
 def polled(over: bool) -> None: ...

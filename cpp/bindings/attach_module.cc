@@ -34,12 +34,44 @@ struct LibraryHandle {
   operator const std::string&() const { return path; }  // NOLINT(google-explicit-constructor)
 };
 
+// The buckets of an optimizer. This has no session either. The interpreter's lock guards the two counts.
+struct FamilyHandle {
+  LibraryHandle library;
+  py::object process_set;  // Horovod's ProcessSet. A restart changes its number, and a removal sets it to None
+  Family names;
+  Round disturbed = 0;    // the number of rounds ahead that are lost, because the program changed the model meanwhile
+  Round lost_before = 0;  // the number of lost rounds when they were last counted anew
+
+  std::int32_t number() const {
+    constexpr std::int32_t kRemoved = -1;
+    const py::object id = process_set.attr("process_set_id");
+    return id.is_none() ? kRemoved : id.cast<std::int32_t>();
+  }
+};
+
+// Makes a method of FamilyHandle that calls `ask` with this rank's engine, without the interpreter's lock. If this rank
+// has no session, the method returns the default value of its result type.
+template <class Result, class... Arguments>
+auto IfThere(Result (*ask)(Engine&, const Family&, Arguments...)) {
+  return [ask](const FamilyHandle& family, Arguments... arguments) {
+    const std::int32_t number = family.number();
+    py::gil_scoped_release release;
+    const auto session = attach::FindSession(family.library, number);
+    return session == nullptr ? Result() : ask(session->engine(), family.names, arguments...);
+  };
+}
+
+Round LostInAll(const FamilyHandle& family) {
+  const auto lost = IfThere(+[](Engine& engine, const Family& names) { return engine.families().Lost(names); });
+  return family.disturbed + lost(family);
+}
+
 // While an object of this class lives, the thread that steps an optimizer waits for something else, and takes results
 // of the optimizer's buckets meanwhile.
 class DrainedFamily {
  public:
-  DrainedFamily(const LibraryHandle& library, std::int32_t process_set, Family family)
-      : session_(attach::FindSession(library, process_set)), family_(std::move(family)) {
+  DrainedFamily(std::shared_ptr<Session> session, Family family)
+      : session_(std::move(session)), family_(std::move(family)) {
     if (session_ != nullptr) draining_.emplace(session_->engine().FindAll(family_));
   }
   bool IsDue() const { return session_ != nullptr && session_->engine().families().IsNearlyFull(family_); }
@@ -51,6 +83,12 @@ class DrainedFamily {
   std::optional<Draining> draining_;
 };
 
+std::unique_ptr<DrainedFamily> Drain(const FamilyHandle& family) {
+  const std::int32_t number = family.number();
+  py::gil_scoped_release release;
+  return std::make_unique<DrainedFamily>(attach::FindSession(family.library, number), family.names);
+}
+
 using Drainings = std::vector<const DrainedFamily*>;
 
 // Returns a function that tells whether an optimizer in `drainings` must take results soon; null if there is none.
@@ -59,6 +97,42 @@ IsDue AnyOf(const Drainings& drainings) {
   return [drainings] {
     return std::any_of(drainings.begin(), drainings.end(), [](const auto* each) { return each->IsDue(); });
   };
+}
+
+// Python's reference to an owner of buckets, for example an optimizer. When Python destroys the reference, the owner's
+// buckets retire. A garbage collector may do this in any thread, and while the thread holds any lock.
+struct OwnerReference {
+  OwnerReference() = default;
+  OwnerReference(const OwnerReference&) = delete;
+  OwnerReference& operator=(const OwnerReference&) = delete;
+  ~OwnerReference() { owner->Leave(); }
+
+  const std::shared_ptr<Owner> owner = std::make_shared<Owner>();
+};
+
+// Lets buckets live as long as an owner. When the owners of all ranks are gone, the buckets retire on all ranks.
+void Own(const FamilyHandle& family, const OwnerReference& owner) {
+  const std::int32_t number = family.number();
+  py::gil_scoped_release release;
+  for (const auto& name : family.names) attach::SessionOf(family.library, number)->engine().Own(name, owner.owner);
+}
+
+// Returns the micro-batch that this rank may begin next, or nothing. Blocks for one only if `waits` is set.
+std::optional<std::pair<int, int>> NextMicroBatch(const FamilyHandle& family, bool begins, bool waits,
+                                                  const Drainings& drainings) {
+  const std::int32_t number = family.number();
+  py::gil_scoped_release release;
+  const auto is_due = waits ? AnyOf(drainings) : [] { return true; };
+  return attach::SessionOf(family.library, number)->engine().sharing().Next(family.names, begins, is_due);
+}
+
+// Takes the oldest untaken round of a family. `pointers` has memory for the result of each bucket. Returns the number
+// of gradients in the round, or nothing if this rank can take no round.
+std::optional<int> TakeRound(Engine& engine, const Family& names, const std::vector<std::uintptr_t>& pointers) {
+  std::vector<Member> family;
+  for (std::size_t i = 0; i < names.size(); ++i) family.push_back({names[i], reinterpret_cast<void*>(pointers.at(i))});
+  const auto taken = engine.families().TakeRound(family);
+  return taken ? std::optional<int>(taken->gradients) : std::nullopt;
 }
 
 // An arrival whose result the application has not fetched yet. It keeps its session alive, but not the tensors: the
@@ -84,22 +158,6 @@ class Handle {
   std::shared_ptr<Operation> operation_;
 };
 
-// Python's reference to an owner of buckets, for example an optimizer. When Python destroys the reference, the owner's
-// buckets retire. A garbage collector may do this in any thread, and while the thread holds any lock.
-struct OwnerReference {
-  OwnerReference() = default;
-  OwnerReference(const OwnerReference&) = delete;
-  OwnerReference& operator=(const OwnerReference&) = delete;
-  ~OwnerReference() { owner->Leave(); }
-
-  const std::shared_ptr<Owner> owner = std::make_shared<Owner>();
-};
-
-// Lets buckets live as long as an owner. When the owners of all ranks are gone, the buckets retire on all ranks.
-void Own(const LibraryHandle& library, const OwnerReference& owner, std::int32_t process_set, const Family& names) {
-  for (const auto& name : names) attach::SessionOf(library, process_set)->engine().Own(name, owner.owner);
-}
-
 // Hands a contribution to a bucket. `stream`: the device's stream on which the framework computes it; 0 on the host.
 Handle Submit(const LibraryHandle& library, std::int32_t process_set, const std::string& name,
               const BucketConfig& config, std::uintptr_t input, std::uintptr_t output, int work,
@@ -116,15 +174,6 @@ Handle Submit(const LibraryHandle& library, std::int32_t process_set, const std:
   return {std::move(session), std::move(bucket), std::move(arrived)};
 }
 
-// Returns the micro-batch that this rank may begin next, or nothing. Blocks for one only if `waits` is set.
-std::optional<std::pair<int, int>> NextMicroBatch(const LibraryHandle& library, std::int32_t process_set,
-                                                  const Family& names, bool begins, bool waits,
-                                                  const Drainings& drainings) {
-  py::gil_scoped_release release;
-  const auto is_due = waits ? AnyOf(drainings) : [] { return true; };
-  return attach::SessionOf(library, process_set)->engine().sharing().Next(names, begins, is_due);
-}
-
 // Takes the results that this rank has missed, and returns nothing if it has missed none. `pointer` has room for the
 // whole bucket, on the bucket's device.
 std::optional<Handle> Collect(const LibraryHandle& library, std::int32_t process_set, const std::string& name,
@@ -136,15 +185,6 @@ std::optional<Handle> Collect(const LibraryHandle& library, std::int32_t process
   auto operation = session->engine().Collect(bucket, reinterpret_cast<void*>(pointer));
   if (operation == nullptr) return std::nullopt;
   return Handle(std::move(session), std::move(bucket), std::move(operation));
-}
-
-// Takes the oldest untaken round of a family. `pointers` has memory for the result of each bucket. Returns the number
-// of gradients in the round, or nothing if this rank can take no round.
-std::optional<int> TakeRound(Engine& engine, const Family& names, const std::vector<std::uintptr_t>& pointers) {
-  std::vector<Member> family;
-  for (std::size_t i = 0; i < names.size(); ++i) family.push_back({names[i], reinterpret_cast<void*>(pointers.at(i))});
-  const auto taken = engine.families().TakeRound(family);
-  return taken ? std::optional<int>(taken->gradients) : std::nullopt;
 }
 
 // A flush of a process set. Without a session there is nothing to flush, so the flush is over at once.
@@ -206,6 +246,7 @@ py::dict Statistics(const LibraryHandle& library, std::int32_t process_set) {
     description["groups_made"] = statistics.groups_made;
     description["setup_seconds"] = statistics.setup_seconds;
     description["dropped"] = statistics.dropped;
+    description["healed"] = statistics.healed;
     description["summed"] = statistics.summed;
     description["bytes_held"] = bytes_held;
     description["pending"] = pending;
@@ -227,17 +268,6 @@ py::dict Statistics(const LibraryHandle& library, std::int32_t process_set) {
     result[py::str(name)] = description;
   }
   return result;
-}
-
-// Makes a Python function that calls `ask` with this rank's Engine of a process set, without the interpreter's lock. If
-// this rank has no session, the Python function returns the default value of its result type.
-template <class Result, class... Arguments>
-auto IfThere(Result (*ask)(Engine&, Arguments...)) {
-  return [ask](const LibraryHandle& library, std::int32_t process_set, Arguments... arguments) {
-    py::gil_scoped_release release;
-    const auto session = attach::FindSession(library, process_set);
-    return session == nullptr ? Result() : ask(session->engine(), arguments...);
-  };
 }
 
 }  // namespace
@@ -265,7 +295,6 @@ PYBIND11_MODULE(_attach, m) {
   py::class_<LibraryHandle> horovod(m, "Library");
   const py::arg process_set("process_set");
   const py::arg name("name");
-  const py::arg names("names");
 
   py::class_<RoundInfo>(m, "RoundInfo")
       .def_readonly("round", &RoundInfo::round)
@@ -280,9 +309,32 @@ PYBIND11_MODULE(_attach, m) {
   py::class_<OwnerReference>(m, "Owner").def(py::init<>());
 
   py::class_<DrainedFamily>(m, "Draining")
-      .def(py::init<const LibraryHandle&, std::int32_t, Family>(), released, library, process_set, py::arg("family"))
       .def_property_readonly("is_due", py::cpp_function(&DrainedFamily::IsDue, released))
       .def("end", &DrainedFamily::End, released);
+
+  using Names = const Family&;
+  py::class_<FamilyHandle>(m, "Family")
+      .def(py::init<LibraryHandle, py::object, Family>(), library, process_set, py::arg("names"))
+      .def_readonly("names", &FamilyHandle::names)
+      .def_readonly("process_set", &FamilyHandle::process_set)
+      .def_property_readonly("taken",
+                             IfThere(+[](Engine& engine, Names names) { return engine.families().Taken(names); }))
+      .def_property_readonly("lost", [](const FamilyHandle& family) { return LostInAll(family) - family.lost_before; })
+      .def_property_readonly("has_round",
+                             IfThere(+[](Engine& engine, Names names) { return engine.families().HasRound(names); }))
+      .def(
+          "disturb", [](FamilyHandle& family, int rounds) { family.disturbed += rounds; }, py::arg("rounds"))
+      .def("count_anew", [](FamilyHandle& family) { family.lost_before = LostInAll(family); })
+      .def("count_healed", IfThere(+[](Engine& engine, Names names) { engine.families().CountHealed(names); }))
+      .def("own", &Own, py::arg("owner"))
+      .def("take_round", IfThere(&TakeRound), py::arg("pointers"))
+      .def("claim", IfThere(+[](Engine& engine, Names names) { engine.families().Claim(names); }))
+      .def("clear", IfThere(+[](Engine& engine, Names names) { engine.families().Clear(names); }))
+      .def("catch_up", IfThere(+[](Engine& engine, Names names, int to) { return engine.CatchUp(names.front(), to); }),
+           py::arg("iteration"))
+      .def("drain", &Drain)
+      .def("next_micro_batch", &NextMicroBatch, py::arg("begins"), py::arg("waits"), py::arg("drainings"))
+      .def("return_micro_batch", IfThere(+[](Engine& engine, Names names) { engine.sharing().Return(names.front()); }));
 
   py::class_<PossibleArrivals::ForeignWait>(m, "ForeignWait")
       .def(py::init([] {
@@ -412,25 +464,11 @@ PYBIND11_MODULE(_attach, m) {
           [](const LibraryHandle& library, std::int32_t process_set, const std::string& name,
              const BucketConfig& config) { attach::SessionOf(library, process_set)->engine().Declare(name, config); },
           released, process_set, name, py::arg("config"))
-      .def("own", &Own, released, py::arg("owner"), process_set, names)
-      .def("next_micro_batch", &NextMicroBatch, process_set, names, py::arg("begins"), py::arg("waits"),
-           py::arg("drainings"))
-      .def("collect", &Collect, process_set, name, py::arg("pointer"));
-
-  const auto ask = [&](const char* function, auto engine, const auto&... arguments) {
-    horovod.def(function, IfThere(+engine), process_set, arguments...);
-  };
-  ask("return_micro_batch", [](Engine& engine, const std::string& name) { engine.sharing().Return(name); }, name);
-  ask("taken", [](Engine& engine, const std::string& name) { return engine.Taken(name); }, name);
-  ask("lost", [](Engine& engine, const Family& names) { return engine.families().Lost(names); }, names);
-  ask(
-      "catch_up", [](Engine& engine, const std::string& name, int to) { return engine.CatchUp(name, to); }, name,
-      py::arg("iteration"));
-  ask("take_round", &TakeRound, names, py::arg("pointers"));
-  ask("has_round", [](Engine& engine, const Family& names) { return engine.families().HasRound(names); }, names);
-  ask(
-      "deliver", [](Engine& engine, const std::vector<Family>& families) { engine.Deliver(families); },
-      py::arg("families"));
-  ask("claim", [](Engine& engine, const Family& names) { engine.families().Claim(names); }, names);
-  ask("clear", [](Engine& engine, const Family& names) { engine.families().Clear(names); }, names);
+      .def("collect", &Collect, process_set, name, py::arg("pointer"))
+      .def(
+          "deliver",
+          [](const LibraryHandle& library, std::int32_t process_set, const std::vector<Family>& families) {
+            if (const auto session = attach::FindSession(library, process_set)) session->engine().Deliver(families);
+          },
+          released, process_set, py::arg("families"));
 }

@@ -214,13 +214,6 @@ int Engine::device() const {
   return Memory::kHost;
 }
 
-Round Engine::Taken(const std::string& name) const {
-  const auto bucket = Find(name);
-  if (bucket == nullptr) return 0;
-  std::lock_guard<std::mutex> lock(bucket->mutex);
-  return bucket->core.taken();
-}
-
 int Engine::CatchUp(const std::string& name, int iteration) {
   const auto bucket = Find(name);
   if (bucket == nullptr) return 0;

@@ -122,8 +122,6 @@ class Engine {
   static std::shared_ptr<const BucketConfig> ConfigOf(const std::shared_ptr<SharedBucket>& bucket);
   // Returns the device of some bucket that lies on a device. If all buckets lie on the host, returns the host.
   int device() const;
-  // Returns how many rounds of a bucket were taken, or 0 if no bucket has this name.
-  Round Taken(const std::string& bucket) const;
   // Raises the iteration number of this rank's model to at least `iteration`, and returns the new number. Returns 0 if
   // no bucket has this name.
   int CatchUp(const std::string& bucket, int iteration);

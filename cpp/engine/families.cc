@@ -110,6 +110,17 @@ void Families::Clear(const Family& family) {
   surroundings_.news = true;  // other ranks may wait until these buckets have room for results
 }
 
+Round Families::Taken(const Family& family) const {
+  Round taken = family.empty() ? 0 : kForEver;
+  for (const std::string& name : family) {
+    const auto bucket = buckets_.Find(name);
+    if (bucket == nullptr) return 0;
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    taken = std::min(taken, bucket->core.taken());
+  }
+  return taken;
+}
+
 Round Families::Lost(const Family& family) const {
   Round lost = 0;
   for (const std::string& name : family) {
@@ -119,6 +130,13 @@ Round Families::Lost(const Family& family) const {
     lost = std::max(lost, bucket->core.lost());
   }
   return lost;
+}
+
+void Families::CountHealed(const Family& family) const {
+  for (const auto& bucket : buckets_.FindAll(family)) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    ++bucket->statistics.healed;
+  }
 }
 
 void Draining::Add(int waits) const {

@@ -43,9 +43,13 @@ class Families {
   // Forgets late contributions and missed results of a family on this rank. A round that has ended in some of its
   // buckets but not in all keeps its number without a result, so that all buckets stay at the same round.
   void Clear(const Family& family);
+  // Returns how many rounds have ended on this rank in all buckets of a family. With replay: how many it has taken.
+  Round Taken(const Family& family) const;
   // Returns the number of lost rounds of a family on this rank: the largest number among its buckets, or 0 if no bucket
   // exists.
   Round Lost(const Family& family) const;
+  // Counts in the statistics of a family's buckets that the replica was healed.
+  void CountHealed(const Family& family) const;
 
  private:
   int RoundsToTake(const Buckets& family, bool takes) const;

@@ -17,7 +17,6 @@ from horovod.common.util import split_list
 from horovod_partial import _attach, _core
 from horovod_partial.exchange import bucket_plan
 from horovod_partial.exchange.arguments import is_average
-from horovod_partial.exchange.family import Family
 from horovod_partial.policies import Full, LateGradients, Policy, SharedUpdates
 from horovod_partial.runtime import bucket_config, healing
 from horovod_partial.runtime.appliers import this_thread
@@ -73,10 +72,11 @@ class StepApplier(ABC):
     def declare(self) -> None:  # noqa: B027 - Keras knows no buckets before the first step
         """Do nothing: the first step, which makes this object, has declared the buckets."""
 
-    def __init__(self, exchange: GradientExchange, family: Family, variables: list[Any], apply: Apply) -> None:
+    def __init__(self, exchange: GradientExchange, family: _attach.Family, variables: list[Any], apply: Apply) -> None:
         self.process_set = exchange.process_set
         self.thread = this_thread()
         self._exchange = weakref.ref(exchange)
+        self._runtime = exchange.runtime
         self._family = family
         self._variables = variables
         self._apply = apply
@@ -88,13 +88,13 @@ class StepApplier(ABC):
         return None if exchange is None or exchange.replica_of is None else exchange.replica_of(self._variables)
 
     @property
-    def family(self) -> Family | None:
+    def family(self) -> _attach.Family | None:
         """The buckets of the gradients; None once the exchange is gone."""
         return None if self._exchange() is None else self._family
 
     def steps_of(self, gradients: Any) -> Any:
-        """Convert a number of gradients, counted over all buckets, to a number of steps per rank, on average."""
-        return self._family.steps_of(gradients)
+        """Same as `Runtime.steps_of`, for the family of this object."""
+        return self._runtime.steps_of(self._family, gradients)
 
     @abstractmethod
     def apply_arrived(self, arrived: Any) -> None:
@@ -275,7 +275,7 @@ class GradientExchange(ABC):
 
     def _own(self, names: Iterable[str]) -> None:
         if self._owner is not None:
-            self.runtime.core.own(self._owner, self.process_set.process_set_id, list(names))
+            self.runtime.family(self.process_set, names).own(self._owner)
 
     def introduce(self, variables: Mapping[healing.Key, healing.Array]) -> None:
         """Begin to compare the variables that the ranks begin to train. From now on flushes compare replicas, too."""
@@ -358,4 +358,4 @@ class GradientExchange(ABC):
     @property
     def rounds(self) -> int:
         """How many rounds have ended on this rank in all buckets; 0 before the first step. Only for eager code."""
-        return Family(self.runtime, self.process_set, self._bucket_names()).taken
+        return self.runtime.family(self.process_set, self._bucket_names()).taken

@@ -49,7 +49,7 @@ class ModelExchange(ABC):
         self._flush_name, self._flush_name_with_state = f"{self.name}.flush", f"{self.name}.flush.state"
         if self.is_needed:
             names = self.name, self.signal_name, self._flush_name, self._flush_name_with_state
-            self.runtime.core.own(self._owner, self.process_set.process_set_id, names)
+            self._named(*names).own(self._owner)
 
     @abstractmethod
     def _signal(self) -> None:
@@ -70,7 +70,7 @@ class ModelExchange(ABC):
     @property
     def rounds(self) -> int:
         """How many averages have been made in this generation of Horovod."""
-        return self.runtime.core.taken(self.process_set.process_set_id, self.name)
+        return self._named(self.name).taken
 
     def steps_to_average(self) -> int | None:
         """Count an optimizer's step. Returns None if no average is due, otherwise how many steps weigh the model."""
@@ -89,27 +89,29 @@ class ModelExchange(ABC):
         """
         if not self.is_needed:
             return
-        process_set = self.process_set.process_set_id
         name = self._flush_name_with_state if "state" in self.policy.average and self.rounds else self._flush_name
         # Forget other ranks' averages from when this rank was out of training.
-        self.runtime.core.clear(process_set, [name])
-        self.runtime.flush(process_set)
+        self._named(name).clear()
+        self.runtime.flush(self.process_set.process_set_id)
         if isinstance(self.policy, WeightedAverage):
             work = self._periods.work()
             # Begin the new period of averages right after the flush, before any rank trains on.
             # After a flush, all ranks have counted equally many ends of periods, as long as no rank trains on.
             self._periods.begin_anew(self._signalled())
-            self.runtime.core.clear(process_set, [self.name])  # forget the averages that this rank has missed
+            self._named(self.name).clear()  # forget the averages that this rank has missed
             self._average_over_all(model, name, WeightedAverage(1, self.policy.contraction), work)
         else:
             if isinstance(self.policy, GroupAverage):
                 # Forget the kept models from before the flush, and the missed sums of models.
                 # Without kept models nothing stands in for late ranks, so the next round waits for all ranks.
-                self.runtime.core.clear(process_set, [self.name])
-            iteration = self.runtime.core.catch_up(process_set, self.name, 0)
+                self._named(self.name).clear()
+            iteration = self._named(self.name).catch_up(0)
             iterations = self._average_over_all(model, name, WeightedAverage(1, 1.0), iteration)
-            self.runtime.core.catch_up(process_set, self.name, max(iterations))
+            self._named(self.name).catch_up(max(iterations))
 
     def _signalled(self) -> int:
         """Return how many rounds have ended on this rank in the bucket whose rounds signal the ends of periods."""
-        return self.runtime.core.taken(self.process_set.process_set_id, self.signal_name)
+        return self._named(self.signal_name).taken
+
+    def _named(self, *names: str) -> _attach.Family:
+        return self.runtime.family(self.process_set, names)

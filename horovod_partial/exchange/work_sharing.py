@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from horovod.common.process_sets import ProcessSet
 
+from horovod_partial import _attach
 from horovod_partial.runtime.appliers import Thread
 from horovod_partial.runtime.runtime import Runtime
 from horovod_partial.runtime.tenure import Tenure
@@ -39,8 +40,8 @@ class MicroBatchSharer(ABC):
 
     @property
     @abstractmethod
-    def _keeper(self) -> str:
-        """The name of the bucket that keeps the grants of micro-batches."""
+    def family(self) -> _attach.Family | None:
+        """The buckets of the gradients. The first one keeps the grants. None before they are declared, and without ranks."""
 
     @abstractmethod
     def _next_micro_batch(self, *, waits: bool) -> tuple[int, int] | None:
@@ -118,9 +119,9 @@ class MicroBatchSharer(ABC):
         """Let other ranks make the micro-batch that this rank has begun, unless some of its gradients exist already."""
         if self.is_under_way:
             return
-        number = self.process_set.process_set_id  # None if the process set was removed
-        if self._number is not None and not self._is_alone and self._tenure.is_current and number is not None:
-            self._runtime.core.return_micro_batch(number, self._keeper)
+        family = self.family
+        if self._number is not None and family is not None:
+            family.return_micro_batch()
         self._number = None
 
     @property

@@ -86,7 +86,7 @@ class _StepApplier(gradients.StepApplier):
         self.apply_rounds()
 
     def apply_rounds(self) -> None:
-        while count := self._step.family.take_round():
+        while count := self._step.family.take_into_buckets():
             self._apply(self._step.results(), self._variables, self.steps_of(count))
 
 
@@ -191,7 +191,7 @@ class GradientExchange(gradients.GradientExchange):
         return _StepApplier(self, arrived, apply)
 
     def _apply_first(self, arrived: _Step, apply: Callable[[list[Any], Any], None]) -> None:
-        count = arrived.family.take_round()
+        count = arrived.family.take_into_buckets()
         if count:
             apply(arrived.results(), count)
 
@@ -239,7 +239,7 @@ class SharedGradients(GradientExchange):
 
     def take(self) -> bool:
         """Take the oldest update that this rank has not taken. Returns False if the update has no gradient."""
-        return self.family.take_round() > 0
+        return self.family.take_into_buckets() > 0
 
     def results(self, *, alone: bool) -> list[torch.Tensor]:
         """Return the gradients of the update that `take` took, valid until `add`. `alone`: no other ranks exist."""

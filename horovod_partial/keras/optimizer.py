@@ -221,6 +221,14 @@ class _State:
         """Return the object that exchanges gradients or models; None before the first step of this generation."""
         return self._made if self._tenure.is_current else None
 
+    def _in_use(self, optimizer: Any) -> GradientExchange | ModelExchange | WorkSharingExchange | None:
+        """Return `_current()`. If a graph of an earlier generation still runs, its exchange takes part in this one."""
+        made = self._made
+        if not self._tenure.is_current and isinstance(made, GradientExchange) and made.rounds > 0:
+            self._tenure.enter()
+            self._introduce(made, optimizer)
+        return self._current()
+
     @backend.uncompiled  # type: ignore[untyped-decorator]
     def _exchange(self, optimizer: Any) -> GradientExchange | ModelExchange:
         """Return the object that exchanges gradients or models.
@@ -253,18 +261,17 @@ class _State:
                 for variable in self._local:
                     exchange.register_local(variable)
                 if self._has_rounds:
-                    self._introduce(
-                        exchange, [each for each in optimizer._trainable_variables if not exchange.is_local(each)]
-                    )
+                    self._introduce(exchange, optimizer)
                     self._follow(optimizer)
                 made = exchange
             self._made = made
             self._tenure.enter()
         return made
 
-    def _introduce(self, exchange: GradientExchange, variables: Sequence[Any]) -> None:
+    def _introduce(self, exchange: GradientExchange, optimizer: Any) -> None:
+        trained = [variable for variable in optimizer._trainable_variables if not exchange.is_local(variable)]
         with backend.outside_graphs():
-            exchange.introduce(arrays_of(variables))
+            exchange.introduce(arrays_of(trained))
             self._may_tell.assign(True)
 
     @backend.uncompiled  # type: ignore[untyped-decorator]
@@ -418,11 +425,11 @@ class _State:
             return 0 if self.sharing is None else self.sharing.rounds
         if not self._has_rounds:
             return int(optimizer.iterations)
-        made = self._current()
+        made = self._in_use(optimizer)
         return made.rounds if made is not None else 0
 
     def is_flushed(self, optimizer: Any) -> bool:
-        made = self._current()
+        made = self._in_use(optimizer)
         if made is None or self._progress_of(optimizer).is_flushed():
             return True
         if isinstance(made, WorkSharingExchange):
@@ -445,7 +452,7 @@ class _State:
         self._progress_of(optimizer).flushed()
 
     def _flush(self, optimizer: Any) -> None:
-        made = self._current()
+        made = self._in_use(optimizer)
         if made is None:
             return
         if isinstance(made, ModelExchange):

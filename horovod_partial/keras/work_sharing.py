@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from horovod_partial.exchange.family import Family
+from horovod_partial import _attach
 from horovod_partial.exchange.gradients import Apply
 from horovod_partial.exchange.work_sharing import MicroBatchSharer
 from horovod_partial.keras.backend import backend
@@ -167,10 +167,6 @@ class WorkSharingExchange(MicroBatchSharer):
     def _next_micro_batch(self, *, waits: bool) -> tuple[int, int] | None:
         return self._runtime.next_micro_batch(self, begins=True, waits=waits)
 
-    @property
-    def _keeper(self) -> str:
-        return self._gradients.family.names[0]
-
     def _apply_updates(self) -> None:
         self._only_applies = True
         try:
@@ -181,7 +177,7 @@ class WorkSharingExchange(MicroBatchSharer):
     # --- Methods that flushes call, declared in `horovod_partial.runtime.appliers.Sharer`
 
     @property
-    def family(self) -> Family | None:
+    def family(self) -> _attach.Family | None:
         return self._gradients.family if self._tenure.is_current and not self._is_alone else None
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Protocol, TypeAlias
 
 from horovod.common.process_sets import ProcessSet
@@ -48,7 +48,7 @@ class Applier(Protocol):
     is_applying: bool
 
     @property
-    def family(self) -> healing.Trained | None: ...
+    def family(self) -> _attach.Family | None: ...
 
     @property
     def applies_ahead(self) -> bool: ...
@@ -115,11 +115,8 @@ class Meanwhile:
     Rounds are taken only when `replay_limit - 1` have been missed, because the core adds up what is beyond `replay_limit`.
     """
 
-    def __init__(self, library: _attach.Library, appliers: Sequence[Applier]) -> None:
-        self._appliers = [
-            (applier, _attach.Draining(library, applier.process_set.process_set_id, names))
-            for applier, names in zip(appliers, names_of(appliers), strict=True)
-        ]
+    def __init__(self, appliers: Iterable[Applier]) -> None:
+        self._appliers = [(applier, family.drain()) for applier in appliers if (family := applier.family) is not None]
 
     @property
     def drainings(self) -> list[_attach.Draining]:

@@ -52,28 +52,6 @@ class Replica(Protocol):
         """Overwrite this replica with these values. Returns, for each array that differed, the largest difference."""
 
 
-class Trained(Protocol):
-    """The rounds that a replica was trained with. `names` are the names of the optimizer's buckets.
-
-    `taken` counts the rounds that this rank has taken, including rounds of flushes. `lost` counts those it has not
-    applied one by one since the last `count_anew`.
-    """
-
-    names: list[str]
-
-    @property
-    def taken(self) -> int: ...
-
-    @property
-    def lost(self) -> int: ...
-
-    def count_anew(self) -> None:
-        """Count `lost` from 0 again, because this replica is equal to those of all other ranks."""
-
-    def heal(self) -> None:
-        """Note that this replica was healed, and call `count_anew`."""
-
-
 class Facts(NamedTuple):
     """What a rank tells the other ranks about one family (the buckets of one optimizer) and its replica."""
 
@@ -97,10 +75,10 @@ def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little", signed=True)
 
 
-def _facts_of(trained: Trained, replica: Replica, joined: Container[str]) -> Facts:
+def _facts_of(family: _attach.Family, replica: Replica, joined: Container[str]) -> Facts:
     """Return what this rank tells the other ranks about a replica: hashes of its values, and counts of its rounds."""
-    first, numbers = trained.names[0], _hash(repr(replica.numbers()))
-    return Facts(_hash(first), trained.taken, trained.lost, digest(replica.arrays()), numbers, int(first in joined))
+    first, numbers = family.names[0], _hash(repr(replica.numbers()))
+    return Facts(_hash(first), family.taken, family.lost, digest(replica.arrays()), numbers, int(first in joined))
 
 
 def parted(by_rank: Mapping[int, Sequence[Facts]]) -> dict[int, dict[int, Facts]]:
@@ -153,15 +131,13 @@ class Meeting:
     """The exchange of messages in which the ranks of a process set compare their replicas.
 
     Only the thread that flushes compares replicas. Its buckets, FACTS and VALUES, exist as long as the process set.
-    `submit` and `clear` are those of `Runtime`, for the process set. `wait` blocks until a result is there, and takes
-    no rounds meanwhile. `claim` tells the core that the calling thread arrives at certain buckets from now on. `rank`
-    and `size` are those of the process set.
+    `submit` and `family` are those of `Runtime`, for the process set. `wait` blocks until a result is there, and takes
+    no rounds meanwhile. `rank` and `size` are those of the process set.
     """
 
     submit: Callable[..., _attach.Handle]
     wait: Callable[[_attach.Handle], object]
-    claim: Callable[[list[str]], None]
-    clear: Callable[[list[str]], None]
+    family: Callable[[Sequence[str]], _attach.Family]
     rank: int
     size: int
 
@@ -172,12 +148,17 @@ class Meeting:
 
     def come(self) -> None:
         """Tell the core that the calling thread arrives at FACTS and VALUES next, because it is about to flush."""
-        self.claim([FACTS, VALUES])
+        self.family([FACTS, VALUES]).claim()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether round 0 of FACTS has ended: all ranks have begun to compare replicas."""
+        return self.family([FACTS]).taken > 0
 
     def begin(self) -> None:
         """Forget the missed rounds of the buckets FACTS and VALUES. They would make this rank late for later rounds."""
         for name in (FACTS, VALUES):
-            self.clear([name])
+            self.family([name]).clear()
 
     def post(self, name: str, values: Array) -> Posted:
         """Begin to sum integers over all ranks, in place, in the bucket `name`. `values`: int32, one dimension."""
@@ -280,7 +261,7 @@ class Introduction:
 
 
 def compare(
-    meeting: Meeting, replicas: Sequence[tuple[Trained, Replica]], joined: Container[str] = frozenset()
+    meeting: Meeting, replicas: Sequence[tuple[_attach.Family, Replica]], joined: Container[str] = frozenset()
 ) -> None:
     """Compare the replicas of all ranks after a flush. Where they differ, give all ranks the values of one.
 
@@ -300,16 +281,16 @@ def equal(by_rank: Mapping[int, Sequence[Facts]], size: int) -> set[int]:
     return {name for (name, *_), count in told.items() if count == size}
 
 
-def _compare(meeting: Meeting, replicas: Sequence[tuple[Trained, Replica]], joined: Container[str]) -> None:
+def _compare(meeting: Meeting, replicas: Sequence[tuple[_attach.Family, Replica]], joined: Container[str]) -> None:
     meeting.begin()
     in_order = sorted(replicas, key=lambda pair: pair[0].names[0])
-    mine = [(_facts_of(trained, replica, joined), trained, replica) for trained, replica in in_order]
+    mine = [(_facts_of(family, replica, joined), family, replica) for family, replica in in_order]
     rows_of = meeting.tell([facts for facts, _, _ in mine])
     told = {rank: [Facts(*row[: len(Facts._fields)]) for row in rows] for rank, rows in rows_of.items()}
     everywhere = equal(told, meeting.size)
-    for own_facts, trained, _ in mine:
+    for own_facts, family, _ in mine:
         if own_facts.name in everywhere:
-            trained.count_anew()
+            family.count_anew()
     differing = parted(told)
     if not differing:
         return
@@ -343,7 +324,7 @@ def _compare(meeting: Meeting, replicas: Sequence[tuple[Trained, Replica]], join
 
 
 class _Finding(NamedTuple):
-    trained: Trained
+    family: _attach.Family
     name: int
     source: int
     members: dict[int, Facts]
@@ -362,10 +343,11 @@ class _Finding(NamedTuple):
         return next((index for index, key in enumerate(self.keys) if key in self.apart), 0)
 
 
-def _take(trained: Trained, replica: Replica, sent: bytes) -> tuple[dict[Key, float], list[Key]]:
+def _take(family: _attach.Family, replica: Replica, sent: bytes) -> tuple[dict[Key, float], list[Key]]:
     arrays, numbers = pickle.loads(sent)
     apart = replica.write(arrays, numbers)
-    trained.heal()
+    family.count_anew()
+    family.count_healed()
     return apart, list(arrays)
 
 
@@ -400,7 +382,7 @@ def _describe(finding: _Finding, seen: Mapping[int, Sequence[int]]) -> str:
         )
     else:
         why = "let a schedule follow rounds (hvd.follow_rounds), or set such numbers on every rank"
-    return f"replicas of {finding.trained.names[0]} had parted: {what}. Ranks have the values of rank {source} now. Likely: {why}"
+    return f"replicas of {finding.family.names[0]} had parted: {what}. Ranks have the values of rank {source} now. Likely: {why}"
 
 
 def _listed(ranks: Iterable[int]) -> str:

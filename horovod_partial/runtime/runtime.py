@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
@@ -54,7 +53,6 @@ class Runtime:
     def __init__(self, mpi_ops: ModuleType, library: str, *, waits_are_told: bool) -> None:
         check_features(mpi_ops)
         self._mpi_ops = mpi_ops
-        self.healed: Counter[str] = Counter()  # for each bucket, how often its optimizer's replica was healed
         self._process_sets = {0}  # numbers of the process sets that may have had rounds: shutdown and exit flush them
         self._begun = Tenure(self)
         self._observed = Tenure(self)
@@ -408,20 +406,26 @@ class Runtime:
         self.use(process_set)
         self.core.declare(process_set, name, config)
 
+    def family(self, process_set: ProcessSet, names: Iterable[str]) -> _attach.Family:
+        """Return a handle of the buckets with these names."""
+        return _attach.Family(self.core, process_set, list(names))
+
+    def steps_of(self, family: _attach.Family, gradients: Any) -> Any:
+        """Convert a number of gradients, counted over all buckets, to a number of steps per rank, on average."""
+        return gradients / (len(family.names) * self.size_of(family.process_set))
+
     def next_micro_batch(self, applier: Applier, *, begins: bool, waits: bool = True) -> tuple[int, int] | None:
         """Block until this rank may begin a micro-batch of the open update, or must take a round first.
 
         With `begins` this rank begins the micro-batch at once. Returns the numbers of the micro-batch and of the update. The
         result is None if this rank must take a round first, or if `waits` is False and the call would have to block.
         """
-        (names,) = names_of((applier,))
-        process_set = applier.process_set.process_set_id
+        family = applier.family
+        assert family is not None
         with self._taking_rounds((applier,)) as meanwhile:
             while True:
-                found: tuple[int, int] | None = self.core.next_micro_batch(
-                    process_set, names, begins, waits, meanwhile.drainings
-                )
-                if found is not None or not waits or self.core.has_round(process_set, names):
+                found = family.next_micro_batch(begins, waits, meanwhile.drainings)
+                if found is not None or not waits or family.has_round:
                     return found
                 meanwhile.apply()
 
@@ -470,7 +474,7 @@ class Runtime:
         if getattr(self._thread, "takes_no_rounds", False):
             appliers.clear()
         there = [each for each in appliers if each.process_set.process_set_id is not None and each.family]
-        meanwhile = Meanwhile(self.core, [each for each in there if each.applies_ahead])
+        meanwhile = Meanwhile([each for each in there if each.applies_ahead])
         try:
             yield meanwhile
         finally:
@@ -515,8 +519,7 @@ class Runtime:
                     functools.partial(self.submit, number),
                     # While replicas are compared, a wait takes no rounds, because rounds would change the replicas.
                     lambda handle: handle.wait(()),
-                    functools.partial(self.core.claim, number),
-                    functools.partial(self.core.clear, number),
+                    functools.partial(self.family, process_set),
                     process_set.rank(),
                     self.size_of(process_set),
                 )
@@ -611,7 +614,7 @@ class Runtime:
                 was_needed = flush.was_needed
             finally:
                 flush.end()
-        meets = meeting is not None and was_needed and self.core.taken(process_set, healing.FACTS) > 0
+        meets = meeting is not None and was_needed and meeting.has_begun
         returning = [] if ends else sharers
         here = [sharer for sharer in returning if sharer.process_set.process_set_id == process_set]
         # Under WorkSharing a rank begins a micro-batch again after a flush, just before ranks compare their replicas.
@@ -663,8 +666,8 @@ class Runtime:
         """Warn of optimizers that have missed rounds which a flush has left to an idle thread; once of each."""
 
         def taken(applier: Applier) -> int | None:
-            (names,) = names_of((applier,))
-            return self.core.taken(process_set, names[0]) if self.core.has_round(process_set, names) else None
+            family = applier.family
+            return family.taken if family is not None and family.has_round else None
 
         others = [each for each in self._of_other_threads() if each.family and each not in self._told]
         unsettled = self.unsettled(process_set) if others else set()  # names differ between process sets
@@ -733,8 +736,7 @@ class Runtime:
     def statistics(self, process_set: int) -> dict[str, dict[str, Any]]:
         """Return the raw statistics of every bucket of a process set, by name, without the buckets of flushes."""
         everything = self.core.statistics(process_set)
-        named = {name: of for name, of in everything.items() if not name.startswith(bucket_config.INTERNAL)}
-        return {name: of | {"healed": self.healed[name]} for name, of in named.items()}
+        return {name: of for name, of in everything.items() if not name.startswith(bucket_config.INTERNAL)}
 
     def unsettled(self, process_set: int) -> set[str]:
         """Return the names of optimizers' buckets in which this rank has late contributions or missed results."""

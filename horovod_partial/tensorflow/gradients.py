@@ -13,7 +13,6 @@ from horovod.tensorflow.mpi_ops import Average, Sum
 
 from horovod_partial.exchange import gradients
 from horovod_partial.exchange.arguments import warn_of_float32
-from horovod_partial.exchange.family import Family
 from horovod_partial.policies import Policy, SharedUpdates
 from horovod_partial.tensorflow.buckets import (
     Arrived,
@@ -144,7 +143,7 @@ class StepApplier(gradients.StepApplier):
     def __init__(
         self, exchange: gradients.GradientExchange, arrived: list[Arrived], variables: list[Any], apply: gradients.Apply
     ) -> None:
-        family = Family(runtime, exchange.process_set, [bucket.name for bucket in arrived])
+        family = runtime.family(exchange.process_set, [bucket.name for bucket in arrived])
         super().__init__(exchange, family, variables, apply)
         self._buckets = [bucket._replace(results=[]) for bucket in arrived]
         self._in_training = self._in_flush = self._apply_all

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from horovod_partial import _attach
 from horovod_partial.exchange import work_sharing
-from horovod_partial.exchange.family import Family
 from horovod_partial.policies import SharedUpdates
 from horovod_partial.runtime import bucket_config
 from horovod_partial.tensorflow.gradients import GradientExchange, done, nothing
@@ -71,7 +70,7 @@ class SharedGradients(GradientExchange):
             )
             for index, planned in enumerate(self._plan(variables, kinds, sizes))
         ]
-        self.family = Family(self.runtime, self.process_set, [bucket.name for bucket in self._buckets_of_sum])
+        self.family = self.runtime.family(self.process_set, [bucket.name for bucket in self._buckets_of_sum])
         self._own(self.family.names)
 
     def _config(self, bucket: _Bucket) -> _attach.BucketConfig:
@@ -123,7 +122,7 @@ class SharedGradients(GradientExchange):
     def take(self) -> bool:
         """Take the oldest update that this rank has not taken. Returns False if the update has no gradient."""
         addresses = [bucket.wire.ctypes.data for bucket in self._buckets_of_sum]
-        gradients = self.runtime.core.take_round(self.process_set.process_set_id, self.family.names, addresses)
+        gradients = self.family.take_round(addresses)
         if not gradients:
             return False
         for bucket in self._buckets_of_sum:

@@ -9,13 +9,12 @@ import torch
 from horovod.common.process_sets import ProcessSet
 
 from horovod_partial import _attach
-from horovod_partial.exchange.family import Family
 from horovod_partial.torch.buckets import GradientBucket
 from horovod_partial.torch.devices import device_number
 from horovod_partial.torch.operations import PartialHandle, make_config, runtime, submit
 
 
-class GradientFamily(Family):
+class GradientFamily(_attach.Family):
     """The buckets of one optimizer's gradients. A rank arrives at them one by one, and takes their results together.
 
     `hvd.DistributedOptimizer` arrives at a bucket during backward, as soon as the bucket has all of its gradients.
@@ -23,7 +22,7 @@ class GradientFamily(Family):
     """
 
     def __init__(self, process_set: ProcessSet, buckets: Sequence[GradientBucket], options: dict[str, Any]) -> None:
-        super().__init__(runtime, process_set, [bucket.name for bucket in buckets])
+        super().__init__(runtime.core, process_set, [bucket.name for bucket in buckets])
         self.buckets = list(buckets)
         self._options = options
         for bucket in buckets:
@@ -36,7 +35,7 @@ class GradientFamily(Family):
             dtype=dtype,
             shape=tuple(tensor.shape),
             device=device_number(tensor.device),
-            size=runtime.size_of(self._process_set),
+            size=runtime.size_of(self.process_set),
             **(self._options | options),
         )
 
@@ -44,7 +43,7 @@ class GradientFamily(Family):
         """Declare the buckets before the first arrival. `options_of` replaces options of the family for a bucket."""
         for bucket in self.buckets:
             config = self.config(bucket.flat, bucket.wire_dtype, members=bucket.members, **options_of(bucket))
-            runtime.declare(self._process_set.process_set_id, bucket.name, config)
+            runtime.declare(self.process_set.process_set_id, bucket.name, config)
 
     def arrive(self, bucket: GradientBucket, scale: float = 1.0, **options: Any) -> None:
         """Arrive at a bucket with the gradients that it holds, divided by `scale`."""
@@ -52,7 +51,7 @@ class GradientFamily(Family):
 
     def submit(self, name: str, wire: torch.Tensor, **options: Any) -> PartialHandle:
         """Begin to reduce a tensor over the ranks, in place, in the bucket `name`."""
-        return submit(wire, wire, name, self._process_set, self.config(wire, wire.dtype, **options))
+        return submit(wire, wire, name, self.process_set, self.config(wire, wire.dtype, **options))
 
     @property
     def have_arrived(self) -> bool:
@@ -77,7 +76,7 @@ class GradientFamily(Family):
             bucket.reset()
         return unchanged
 
-    def take_round(self) -> int:
+    def take_into_buckets(self) -> int:
         """Write the oldest round that this rank has not taken into the buckets. Returns its number of gradients, or 0.
 
         The number is a sum over the buckets. It is 0 if there is no round. A round without any gradient is skipped (a
@@ -85,8 +84,7 @@ class GradientFamily(Family):
         have gradients, the others count as zeros, on every rank.
         """
         addresses = [bucket.wire_address() for bucket in self.buckets]
-        number = self._process_set.process_set_id
-        while (gradients := runtime.core.take_round(number, self.names, addresses)) is not None:
+        while (gradients := self.take_round(addresses)) is not None:
             if gradients > 0:
                 for bucket in self.buckets:
                     bucket.empty = False
@@ -103,7 +101,7 @@ class GradientFamily(Family):
     def collect(self) -> bool:
         """Write missed results into the buckets, without an arrival. Returns whether there were any."""
         for bucket in self.buckets:
-            bucket.collect(self._process_set.process_set_id)
+            bucket.collect(self.process_set.process_set_id)
         return self.take_results()
 
     def show(self, frozen: Collection[torch.nn.Parameter]) -> None:

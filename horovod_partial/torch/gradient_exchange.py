@@ -163,7 +163,7 @@ class GradientExchange(Exchange):
             self._family = GradientFamily(self.process_set, self.buckets, self._bucket_options)
         start = f"{bucket_config.INTERNAL}start.{name}"
         owned = [start] if self._merging is not None else [*buckets, start]  # buckets of `Merging` have another owner
-        runtime.core.own(self._owner, self.process_set.process_set_id, owned)
+        runtime.family(self.process_set, owned).own(self._owner)
         if self._replays:
             meeting, replica = runtime.meet(self.process_set), self.replica
             if meeting is not None and replica is not None:
@@ -284,8 +284,8 @@ class GradientExchange(Exchange):
                 bucket.flat.copy_(flat)
                 bucket.empty = False
             return self._show(True, steps=steps)
-        gradients = self._family.take_round()
-        return gradients > 0 and self._show(True, steps=self._family.steps_of(gradients))
+        gradients = self._family.take_into_buckets()
+        return gradients > 0 and self._show(True, steps=runtime.steps_of(self._family, gradients))
 
     def _show(self, has_result: bool, *, steps: float) -> bool:
         """Let each `grad` be what its bucket holds, from `steps` steps per rank on average. Returns `has_result`."""
@@ -565,7 +565,7 @@ class GradientExchange(Exchange):
             return False
         if not self._hooks or self.family is None or self._flushed_at == self._local_steps:
             return True
-        return self._family.is_settled
+        return runtime.unsettled(self.process_set.process_set_id).isdisjoint(self._family.names)
 
     def before_state_dict(self) -> None:
         if self._has_warned or self.is_flushed:

@@ -11,7 +11,6 @@ from horovod.torch.functions import broadcast_object
 from horovod.torch.mpi_ops import allgather
 
 from horovod_partial import _attach
-from horovod_partial.exchange.family import Family
 from horovod_partial.merging import MergedGradients, MergingPlan
 from horovod_partial.merging.planner import Gradient, Planner
 from horovod_partial.merging.steps import Steps
@@ -57,7 +56,7 @@ class Merging:
     def _use(self, prefix: str, messages: Sequence[Sequence[torch.nn.Parameter]]) -> None:
         self.buckets = {f"{prefix}.{index}": message for index, message in enumerate(messages)}
         owner = _attach.Owner()
-        runtime.core.own(owner, self._process_set.process_set_id, [*self.buckets, self._planner.meeting])
+        runtime.family(self._process_set, [*self.buckets, self._planner.meeting]).own(owner)
         # Buckets of the previous plan end with their owner. The bucket where ranks wait for each other gets a new one.
         self._owner = owner
 
@@ -74,7 +73,7 @@ class Merging:
     @property
     def rounds(self) -> int:
         """How many rounds this rank has taken, including the rounds of earlier plans."""
-        return self._rounds_before + Family(runtime, self._process_set, self.buckets).taken
+        return self._rounds_before + runtime.family(self._process_set, self.buckets).taken
 
     def gradient(self, parameter: torch.nn.Parameter) -> None:
         """Record when backward has made a parameter's gradient. While gradients are timed, wait for the GPU first."""
@@ -103,7 +102,7 @@ class Merging:
         """Make a new plan of messages, after a flush between two steps. Returns whether `buckets` have changed."""
         current = [[self._names[parameter] for parameter in message] for message in self.buckets.values()]
         probes = _attach.Owner()
-        runtime.core.own(probes, self._process_set.process_set_id, list(self._planner.probes))
+        runtime.family(self._process_set, self._planner.probes).own(probes)
         messages = self._planner.make_plan(current, self._steps.last(), collectives)
         del probes
         self._plans += 1

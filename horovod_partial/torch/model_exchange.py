@@ -253,4 +253,4 @@ class ModelExchange(models.ModelExchange, Exchange):
             self._bucket = None  # Horovod may still write to the old bucket; its handle keeps the memory alive
         self.settle()
         if self._tenure.is_current:
-            runtime.core.clear(self.process_set.process_set_id, [self.name])
+            self._named(self.name).clear()

@@ -97,6 +97,7 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
     buckets: list[MicroBatchBucket]  # type: ignore[assignment]
     _bucket_of: dict[torch.nn.Parameter, MicroBatchBucket]  # type: ignore[assignment]
     _runtime = runtime
+    family = GradientExchange.family
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, backward_passes_per_step: int, **arguments: Any) -> None:
         self.updated = 0
@@ -268,10 +269,6 @@ class WorkSharingExchange(MicroBatchSharer, GradientExchange):
             self._note(found)
         if self._introduction is not None:
             self._introduction.tell(claims=True)
-
-    @property
-    def _keeper(self) -> str:
-        return self.buckets[0].name
 
     def _next_micro_batch(self, *, waits: bool) -> tuple[int, int] | None:
         return runtime.next_micro_batch(self, begins=True, waits=waits)

@@ -12,7 +12,6 @@ from harness.torch_training import Classifier
 from harness.world import World
 
 import horovod_partial.torch as hvd
-from horovod_partial.torch.operations import runtime
 
 pytestmark = front_end
 
@@ -238,19 +237,18 @@ def test_what_parts_replicas_is_told(world: World, caplog: pytest.LogCaptureFixt
     loop.step()
     loop.check()
     names = loop.optimizer._exchange.family.names
-    assert runtime.healed[names[0]] == 0
+    assert hvd.partial_stats()[names[0]]["healed"] == 0
     if world.rank == 1:
         with torch.no_grad():
             loop.model[2].bias[1] += 0.25
     loop.check()
-    assert [runtime.healed[name] for name in names] == [1] * len(names)
     assert {hvd.partial_stats()[name]["healed"] for name in names} == {1}
     if world.rank == 0:
         assert "rank(s) 1 differed from rank 0 in up to 1 of" in caplog.text
         assert "by up to 0.25; the first one of rank 1 was parameter 2.bias" in caplog.text
     loop.step()
     loop.check()
-    assert runtime.healed[names[0]] == 1
+    assert hvd.partial_stats()[names[0]]["healed"] == 1
     world.barrier()
 
 
@@ -384,7 +382,7 @@ def test_states_of_all_kinds(world: World, caplog: pytest.LogCaptureFixture) -> 
     world.same([weight.tolist(), state["expanded"].tolist(), state["turned"].tolist()])
     own = 2.0 if world.rank == 1 else 1.0
     assert [state["sparse"].to_dense()[0, 0].item(), state["listed"][0].item()] == [own, own - 1]
-    assert {runtime.healed[name] for name in optimizer._exchange.family.names} == {1}
+    assert {hvd.partial_stats()[name]["healed"] for name in optimizer._exchange.family.names} == {1}
     assert caplog.text.count("nor heal the state weight sparse") == 1
     assert "a value like this cannot be sent: Tensor torch.float32 torch.sparse_coo" in caplog.text
     world.barrier()

@@ -188,6 +188,16 @@ def test_shutdown_then_init(job: Job) -> None:
     assert set(job.notes("plans").values()) == {repr([number >= 2 for _ in range(2) for number in range(5)])}
 
 
+@pytest.mark.full_matrix
+@pytest.mark.launch(transports=("gloo",))
+def test_a_function_that_was_traced_before_a_restart_is_flushed(job: Job) -> None:
+    """A rank that runs the function of an earlier generation flushes together with a rank that is new."""
+    assert job.run("restart_keras", KERAS_BACKEND="tensorflow") == 0, job.output()
+    for generation in range(2):
+        assert len(set(job.notes(f"weights{generation}").values())) == 1, job.output()
+        assert set(job.notes(f"rounds{generation}").values()) == {"True"}
+
+
 # Horovod's elastic jobs run over Gloo.
 @pytest.mark.launch(transports=("gloo",), ranks=(2,))
 @pytest.mark.full_matrix  # in the default run the next test adds one

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import pytest
+from horovod.common.process_sets import global_process_set
 
 from harness.matrix import FRONT_END
 from harness.world import World
@@ -92,7 +93,7 @@ class Front:
 
     def completed(self, name: str) -> int:
         """How many rounds of a bucket have ended on this rank."""
-        return self.runtime.core.taken(0, name)
+        return self.runtime.family(global_process_set, [name]).taken
 
     def collect(self, name: str, like: np.ndarray, process_set: int = 0) -> np.ndarray:
         """The results that this rank has missed, zeros if there are none. After a flush: what it would get later."""
