@@ -421,7 +421,8 @@ class Runtime:
         result is None if this rank must take a round first, or if `waits` is False and the call would have to block.
         """
         family = applier.family
-        assert family is not None
+        if family is None:
+            raise ValueError("this optimizer shares no work: its process set was removed, or no parameter is trained")
         with self._taking_rounds((applier,)) as meanwhile:
             while True:
                 found = family.next_micro_batch(begins, waits, meanwhile.drainings)

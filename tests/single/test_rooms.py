@@ -43,7 +43,7 @@ def sources_of(room: str) -> list[Path]:
 
 
 def imports(source: Path) -> Iterator[str]:
-    """The modules of the package that a file imports, and the packages around them: `exchange.family` and `exchange`."""
+    """The modules of the package that a file imports, and the packages around them: `exchange.rounds` and `exchange`."""
     for node in ast.walk(ast.parse(source.read_text())):
         names = []
         if isinstance(node, ast.ImportFrom) and node.module:
