@@ -226,7 +226,7 @@ class _State:
         made = self._made
         if not self._tenure.is_current and isinstance(made, GradientExchange) and made.rounds > 0:
             self._tenure.enter()
-            self._introduce(made, optimizer)
+            self._introduce(made, optimizer._trainable_variables)
         return self._current()
 
     @backend.uncompiled  # type: ignore[untyped-decorator]
@@ -261,15 +261,15 @@ class _State:
                 for variable in self._local:
                     exchange.register_local(variable)
                 if self._has_rounds:
-                    self._introduce(exchange, optimizer)
+                    self._introduce(exchange, optimizer._trainable_variables)
                     self._follow(optimizer)
                 made = exchange
             self._made = made
             self._tenure.enter()
         return made
 
-    def _introduce(self, exchange: GradientExchange, optimizer: Any) -> None:
-        trained = [variable for variable in optimizer._trainable_variables if not exchange.is_local(variable)]
+    def _introduce(self, exchange: GradientExchange, variables: Sequence[Any]) -> None:
+        trained = [variable for variable in variables if not exchange.is_local(variable)]
         with backend.outside_graphs():
             exchange.introduce(arrays_of(trained))
             self._may_tell.assign(True)

@@ -343,7 +343,7 @@ class GradientExchange(Exchange):
         """Forget the result of a round that `synchronize` has shown, if the program has taken no step with it."""
         has_result, self._has_result = self._has_result, False
         if has_result:
-            self._shown.leave_out()
+            self._shown.leave_out(was_whole=self._family.was_whole)
         else:
             self._shown.forget()
 

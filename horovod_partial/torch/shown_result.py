@@ -56,14 +56,17 @@ class ShownResult:
             raise RuntimeError(_CHANGED_BY_HAND)
         return True
 
-    def leave_out(self) -> None:
-        """Forget the shown result: no step has used it. Raises RuntimeError if this rank has missed more rounds."""
+    def leave_out(self, *, was_whole: bool) -> None:
+        """Forget the shown result: no step has used it. Raises RuntimeError if some gradients of the step come later.
+
+        They do if this rank has missed more rounds, or if the round was not the whole one of this step.
+        """
         is_left_out = bool(self)
         self.forget()
         if not is_left_out:
             return
         self._is_by_hand = True
-        if self._misses_more:
+        if self._misses_more or not was_whole:
             raise RuntimeError(_LEFT_OUT)
 
     def warn_of_missed_round(self) -> None:
@@ -81,8 +84,9 @@ _CHANGED_BY_HAND = (
 
 _LEFT_OUT = (
     "the result of a round was shown by optimizer.synchronize(), and zero_grad() or another backward pass came before a step with "
-    "it. This rank has missed other rounds, which it cannot leave out alike: replicas may part. To accumulate several backward passes, "
-    "pass backward_passes_per_step= to hvd.DistributedOptimizer, and synchronize after the last pass only. If these gradients were "
-    "made by the loss of another optimizer, as with a GAN, call requires_grad_(False) on this optimizer's model around that backward "
-    "pass (examples/torch/cookbook/gan.py). To leave gradients out by their values, pass grad_transform="
+    "it. Some rank was late. So its gradients of this step come in a later round, or those of an earlier step were in this one, and are "
+    "left out too. To accumulate several backward passes, pass backward_passes_per_step= to hvd.DistributedOptimizer, and synchronize "
+    "after the last pass only. If these gradients were made by the loss of another optimizer, as with a GAN, call "
+    "requires_grad_(False) on this optimizer's model around that backward pass (examples/torch/cookbook/gan.py). To leave gradients "
+    "out by their values, pass grad_transform="
 )

@@ -426,6 +426,28 @@ def test_clipping_by_hand_raises_where_rounds_were_missed(world: World, changes:
     world.barrier()
 
 
+@pytest.mark.usefixtures("heals")
+def test_a_result_is_left_out_only_if_it_has_a_gradient_of_each_rank(world: World) -> None:
+    """Else what the program throws away comes in a later round, or what it needs is thrown away."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), sync="quorum:3")
+    for late in (False, True):
+        if late and world.rank == 1:
+            world.barrier()
+        weight.sum().backward()
+        optimizer.synchronize()
+        if late and world.rank != 1:
+            world.barrier()
+        if late:
+            with pytest.raises(RuntimeError, match="Some rank was late"):
+                optimizer.zero_grad()
+        optimizer.zero_grad()
+        world.barrier()
+    assert weight.item() == 0
+    optimizer.flush()
+    world.barrier()
+
+
 def test_unscaling_where_a_missed_round_has_overflowed(world: World) -> None:
     """What is not a number differs from itself, and has not been changed by hand for that."""
     training = Training(world, "AdamW", PLAIN | {"policy": "quorum:3", "precision": "float16"})
