@@ -12,6 +12,7 @@ HOROVOD = Commit(
 )  # v0.28.1, whose archive on PyPI has no examples
 IGNITE = Archive("pytorch-ignite", "0.5.5", "2c14de75c939a3cc06d2e7de00b1e0a261917ef9bd874dac2e69d789dfa9cc64")
 KFAC = Commit("lzhangbv/kfac_pytorch", "c45acb8fc8a47848fefcc0e665ab292184f36215")
+CASPR = Commit("microsoft/CASPR", "9cdbf270487751a0ad6862b2fea2ccc0e23a0b67")
 
 ONE_MODEL = "one model"  # all ranks end with it
 TOLD = "told"  # they may differ, and then a warning at the end says so
@@ -27,6 +28,7 @@ class Client(NamedTuple):
         refusal: what ours says under Full, if it refuses the program.
         only_ours: Horovod fails, and ours runs it.
         repeats: two runs with Horovod alone give the same bits.
+        library: holds what the program imports, where no package has it.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Client(NamedTuple):
     refusal: str = ""
     only_ours: bool = False
     repeats: bool = True
+    library: Commit | None = None
     variables: dict[str, str] = {}  # noqa: RUF012 (a tuple's field, which nobody changes)
 
     def command(self) -> list[str]:
@@ -50,8 +53,8 @@ class Client(NamedTuple):
         return [str((tree(self.source) if self.source else PROGRAMS) / self.program)]
 
     def paths(self) -> list[str]:
-        """Where the program finds its own package."""
-        return [str(tree(self.source))] if self.source == KFAC else []
+        """Where the program finds its library."""
+        return [str(tree(self.library))] if self.library else []
 
 
 SYNTHETIC = "--model resnet18 --batch-size 1 --num-warmup-batches 1 --num-batches-per-iter 2 --num-iters 2"
@@ -62,6 +65,13 @@ CIFAR = {"CLIENT_CIFAR": "1"}
 CLIENTS = [
     Client("pyro-svi", "pyro_svi.py", majority=ONE_MODEL),
     Client("lightning", "lightning_strategy.py", majority=ONE_MODEL),
+    Client(
+        "caspr",
+        "caspr_autoencoder.py",
+        majority=ONE_MODEL,
+        library=CASPR,
+        variables={"CLIENT_ABSENT": "imblearn imblearn.over_sampling onnx onnxruntime"},
+    ),
     Client(
         "simple-framework",
         "simple_loop.py",
@@ -89,6 +99,7 @@ CLIENTS = [
         "examples/pytorch_cifar10_resnet.py",
         "--dir {data}/cifar --log-dir {own} --model resnet20 --batch-size 8 --test-batch-size 8 --epochs 1 --kfac-update-freq 1",
         KFAC,
+        library=KFAC,
         variables=CIFAR,
     ),
     Client(
