@@ -13,6 +13,7 @@ HOROVOD = Commit(
 IGNITE = Archive("pytorch-ignite", "0.5.5", "2c14de75c939a3cc06d2e7de00b1e0a261917ef9bd874dac2e69d789dfa9cc64")
 KFAC = Commit("lzhangbv/kfac_pytorch", "c45acb8fc8a47848fefcc0e665ab292184f36215")
 CASPR = Commit("microsoft/CASPR", "9cdbf270487751a0ad6862b2fea2ccc0e23a0b67")
+CT_RECON = Commit("prabhatkc/ct-recon", "b154e738a4906bd3b7c032ad1a1b2c7c654539a1")
 
 ONE_MODEL = "one model"  # all ranks end with it
 TOLD = "told"  # they may differ, and then a warning at the end says so
@@ -101,6 +102,14 @@ CLIENTS = [
         KFAC,
         library=KFAC,
         variables=CIFAR,
+    ),
+    Client(
+        "ct-recon-gan",
+        "DLdenoise/main_gan_hvd.py",
+        "--training-fname {data}/scans.h5 --validating-fname {data}/scans.h5 --descriptor-type made --batch-size 8 "
+        "--val-batch-size 8 --nepochs 2 --base-lr 1e-3 --shuffle_patches --save_log_ckpts",
+        CT_RECON,
+        variables={"CLIENT_ABSENT": "cv2 imageio natsort pydicom tensorboardX"},
     ),
     Client(
         "deepmd-kit",

@@ -7,6 +7,7 @@ import struct
 import tarfile
 from pathlib import Path
 
+import h5py
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
@@ -88,3 +89,7 @@ def make(folder: Path) -> None:
         "training": training,
     }
     (folder / "water.json").write_text(json.dumps(told))
+    # Scans with noise, and without.
+    clean = random.random((32, 1, 16, 16), np.float32)
+    with h5py.File(folder / "scans.h5", "w") as scans:
+        scans["input"], scans["target"] = clean + 0.1 * random.standard_normal(clean.shape, np.float32), clean
