@@ -13,6 +13,7 @@ HOROVOD = Commit(
 IGNITE = Archive("pytorch-ignite", "0.5.5", "2c14de75c939a3cc06d2e7de00b1e0a261917ef9bd874dac2e69d789dfa9cc64")
 KFAC = Commit("lzhangbv/kfac_pytorch", "c45acb8fc8a47848fefcc0e665ab292184f36215")
 CASPR = Commit("microsoft/CASPR", "9cdbf270487751a0ad6862b2fea2ccc0e23a0b67")
+COSMOFLOW = Commit("sparticlesteve/cosmoflow-benchmark", "559eafb99ae66bbad81835d81ae4cd0402eb6119")
 CT_RECON = Commit("prabhatkc/ct-recon", "b154e738a4906bd3b7c032ad1a1b2c7c654539a1")
 
 ONE_MODEL = "one model"  # all ranks end with it
@@ -62,6 +63,9 @@ SYNTHETIC = "--model resnet18 --batch-size 1 --num-warmup-batches 1 --num-batche
 IMAGES = "--train-dir {data}/train --val-dir {data}/val --batch-size 1 --val-batch-size 2 --epochs 1"
 KERAS_2 = {"TF_USE_LEGACY_KERAS": "1", "CLIENT_STEPS": "4"}
 CIFAR = {"CLIENT_CIFAR": "1"}
+COSMOS = (
+    "{data}/cosmos.yaml --distributed --data-dir {data}/cosmos --output-dir {own} --intra-threads 1 --inter-threads 1"
+)
 
 CLIENTS = [
     Client("pyro-svi", "pyro_svi.py", majority=ONE_MODEL),
@@ -110,6 +114,26 @@ CLIENTS = [
         "--val-batch-size 8 --nepochs 2 --base-lr 1e-3 --shuffle_patches --save_log_ckpts",
         CT_RECON,
         variables={"CLIENT_ABSENT": "cv2 imageio natsort pydicom tensorboardX"},
+    ),
+    Client(
+        "cosmoflow",
+        "train.py",
+        COSMOS,
+        COSMOFLOW,
+        "tensorflow",
+        majority="optimizer must be one of Keras 3",
+        variables={"TF_USE_LEGACY_KERAS": "1", "CLIENT_ABSENT": "wandb"},
+    ),
+    Client(
+        "cosmoflow-keras3",
+        "train.py",
+        COSMOS,
+        COSMOFLOW,
+        "tensorflow",
+        fails="'Variable' object has no attribute 'ref'",
+        only_ours=True,
+        majority=ONE_MODEL,
+        variables={"CLIENT_ABSENT": "wandb"},
     ),
     Client(
         "deepmd-kit",
