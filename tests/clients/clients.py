@@ -15,6 +15,7 @@ KFAC = Commit("lzhangbv/kfac_pytorch", "c45acb8fc8a47848fefcc0e665ab292184f36215
 CASPR = Commit("microsoft/CASPR", "9cdbf270487751a0ad6862b2fea2ccc0e23a0b67")
 COSMOFLOW = Commit("sparticlesteve/cosmoflow-benchmark", "559eafb99ae66bbad81835d81ae4cd0402eb6119")
 CT_RECON = Commit("prabhatkc/ct-recon", "b154e738a4906bd3b7c032ad1a1b2c7c654539a1")
+OMNIFOLD = Commit("ViniciusMikuni/omnifold", "66b26f2ac4bbc005931df38e34e6e4e4b4b73093")
 
 ONE_MODEL = "one model"  # all ranks end with it
 TOLD = "told"  # they may differ, and then a warning at the end says so
@@ -134,6 +135,23 @@ CLIENTS = [
         only_ours=True,
         majority=ONE_MODEL,
         variables={"CLIENT_ABSENT": "wandb"},
+    ),
+    Client(
+        "omnifold",
+        "omnifold_events.py",
+        framework="tensorflow",
+        majority="optimizer must be one of Keras 3",
+        library=OMNIFOLD,
+        variables={"TF_USE_LEGACY_KERAS": "1"},
+    ),
+    Client(
+        "omnifold-keras3",
+        "omnifold_events.py",
+        framework="tensorflow",
+        fails="Could not locate class 'Adam'",
+        only_ours=True,
+        majority=ONE_MODEL,
+        library=OMNIFOLD,
     ),
     Client(
         "deepmd-kit",
