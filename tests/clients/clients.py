@@ -12,6 +12,10 @@ HOROVOD = Commit(
 )  # v0.28.1, whose archive on PyPI has no examples
 IGNITE = Archive("pytorch-ignite", "0.5.5", "2c14de75c939a3cc06d2e7de00b1e0a261917ef9bd874dac2e69d789dfa9cc64")
 KFAC = Commit("lzhangbv/kfac_pytorch", "c45acb8fc8a47848fefcc0e665ab292184f36215")
+CASPR = Commit("microsoft/CASPR", "9cdbf270487751a0ad6862b2fea2ccc0e23a0b67")
+COSMOFLOW = Commit("sparticlesteve/cosmoflow-benchmark", "559eafb99ae66bbad81835d81ae4cd0402eb6119")
+CT_RECON = Commit("prabhatkc/ct-recon", "b154e738a4906bd3b7c032ad1a1b2c7c654539a1")
+OMNIFOLD = Commit("ViniciusMikuni/omnifold", "66b26f2ac4bbc005931df38e34e6e4e4b4b73093")
 
 ONE_MODEL = "one model"  # all ranks end with it
 TOLD = "told"  # they may differ, and then a warning at the end says so
@@ -27,6 +31,7 @@ class Client(NamedTuple):
         refusal: what ours says under Full, if it refuses the program.
         only_ours: Horovod fails, and ours runs it.
         repeats: two runs with Horovod alone give the same bits.
+        library: holds what the program imports, where no package has it.
     """
 
     name: str
@@ -41,6 +46,7 @@ class Client(NamedTuple):
     refusal: str = ""
     only_ours: bool = False
     repeats: bool = True
+    library: Commit | None = None
     variables: dict[str, str] = {}  # noqa: RUF012 (a tuple's field, which nobody changes)
 
     def command(self) -> list[str]:
@@ -50,18 +56,28 @@ class Client(NamedTuple):
         return [str((tree(self.source) if self.source else PROGRAMS) / self.program)]
 
     def paths(self) -> list[str]:
-        """Where the program finds its own package."""
-        return [str(tree(self.source))] if self.source == KFAC else []
+        """Where the program finds its library."""
+        return [str(tree(self.library))] if self.library else []
 
 
 SYNTHETIC = "--model resnet18 --batch-size 1 --num-warmup-batches 1 --num-batches-per-iter 2 --num-iters 2"
 IMAGES = "--train-dir {data}/train --val-dir {data}/val --batch-size 1 --val-batch-size 2 --epochs 1"
 KERAS_2 = {"TF_USE_LEGACY_KERAS": "1", "CLIENT_STEPS": "4"}
 CIFAR = {"CLIENT_CIFAR": "1"}
+COSMOS = (
+    "{data}/cosmos.yaml --distributed --data-dir {data}/cosmos --output-dir {own} --intra-threads 1 --inter-threads 1"
+)
 
 CLIENTS = [
     Client("pyro-svi", "pyro_svi.py", majority=ONE_MODEL),
     Client("lightning", "lightning_strategy.py", majority=ONE_MODEL),
+    Client(
+        "caspr",
+        "caspr_autoencoder.py",
+        majority=ONE_MODEL,
+        library=CASPR,
+        variables={"CLIENT_ABSENT": "imblearn imblearn.over_sampling onnx onnxruntime"},
+    ),
     Client(
         "simple-framework",
         "simple_loop.py",
@@ -89,7 +105,53 @@ CLIENTS = [
         "examples/pytorch_cifar10_resnet.py",
         "--dir {data}/cifar --log-dir {own} --model resnet20 --batch-size 8 --test-batch-size 8 --epochs 1 --kfac-update-freq 1",
         KFAC,
+        library=KFAC,
         variables=CIFAR,
+    ),
+    Client(
+        "ct-recon-gan",
+        "DLdenoise/main_gan_hvd.py",
+        "--training-fname {data}/scans.h5 --validating-fname {data}/scans.h5 --descriptor-type made --batch-size 8 "
+        "--val-batch-size 8 --nepochs 2 --base-lr 1e-3 --shuffle_patches --save_log_ckpts",
+        CT_RECON,
+        variables={"CLIENT_ABSENT": "cv2 imageio natsort pydicom tensorboardX"},
+    ),
+    Client(
+        "cosmoflow",
+        "train.py",
+        COSMOS,
+        COSMOFLOW,
+        "tensorflow",
+        majority="optimizer must be one of Keras 3",
+        variables={"TF_USE_LEGACY_KERAS": "1", "CLIENT_ABSENT": "wandb"},
+    ),
+    Client(
+        "cosmoflow-keras3",
+        "train.py",
+        COSMOS,
+        COSMOFLOW,
+        "tensorflow",
+        fails="'Variable' object has no attribute 'ref'",
+        only_ours=True,
+        majority=ONE_MODEL,
+        variables={"CLIENT_ABSENT": "wandb"},
+    ),
+    Client(
+        "omnifold",
+        "omnifold_events.py",
+        framework="tensorflow",
+        majority="optimizer must be one of Keras 3",
+        library=OMNIFOLD,
+        variables={"TF_USE_LEGACY_KERAS": "1"},
+    ),
+    Client(
+        "omnifold-keras3",
+        "omnifold_events.py",
+        framework="tensorflow",
+        fails="Could not locate class 'Adam'",
+        only_ours=True,
+        majority=ONE_MODEL,
+        library=OMNIFOLD,
     ),
     Client(
         "deepmd-kit",

@@ -7,8 +7,10 @@ import struct
 import tarfile
 from pathlib import Path
 
+import h5py
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 from PIL import Image
 
 TRAIN, TEST = 256, 64
@@ -88,3 +90,25 @@ def make(folder: Path) -> None:
         "training": training,
     }
     (folder / "water.json").write_text(json.dumps(told))
+    # Scans with noise, and without.
+    clean = random.random((32, 1, 16, 16), np.float32)
+    with h5py.File(folder / "scans.h5", "w") as scans:
+        scans["input"], scans["target"] = clean + 0.1 * random.standard_normal(clean.shape, np.float32), clean
+    # Universes, each with the four numbers that made it, and what CosmoFlow is told.
+    shape = [16, 16, 16, 4]
+    for part, count in (("train", 16), ("validation", 8)):
+        (folder / "cosmos" / part).mkdir(parents=True)
+        for number in range(count):
+            matter = tf.train.BytesList(value=[random.integers(100, size=shape, dtype=np.int16).tobytes()])
+            origin = tf.train.FloatList(value=random.uniform(-1, 1, 4))
+            feature = {"x": tf.train.Feature(bytes_list=matter), "y": tf.train.Feature(float_list=origin)}
+            with tf.io.TFRecordWriter(str(folder / "cosmos" / part / f"{number:02}.tfrecord")) as records:
+                records.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+    told = {
+        "data": {"name": "cosmo", "sample_shape": shape, "n_train": 16, "n_valid": 8, "batch_size": 2, "n_epochs": 6},
+        "model": {"name": "cosmoflow", "input_shape": shape, "target_size": 4, "conv_size": 4, "n_conv_layers": 2},
+        "optimizer": {"name": "SGD", "momentum": 0.9},
+        "lr_schedule": {"base_lr": 0.01, "scaling": "linear", "base_batch_size": 2, "n_warmup_epochs": 2},
+        "train": {"loss": "mse", "metrics": ["mean_absolute_error"], "early_stopping_patience": 2},
+    }
+    (folder / "cosmos.yaml").write_text(json.dumps(told))

@@ -2,8 +2,9 @@
 
 What the program must not be told goes by variables of the environment: `CLIENT_NOTES` is the folder for each rank's digest,
 `CLIENT_SLOW` the rank that sleeps before each backward pass, `CLIENT_STEPS` a bound for loops that have no argument for it,
-`CLIENT_MNIST` the file that Keras reads instead of downloading one, `CLIENT_CIFAR` says that the pictures are made, and
-`CLIENT_OUTCOME` names a file that rank 0 has written, where that says what was trained.
+`CLIENT_MNIST` the file that Keras reads instead of downloading one, `CLIENT_CIFAR` says that the pictures are made,
+`CLIENT_ABSENT` names modules that are not installed and that may do nothing here, and `CLIENT_OUTCOME` a file that rank 0 has
+written, where that says what was trained.
 """
 
 import functools
@@ -16,8 +17,10 @@ import runpy
 import sys
 import time
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 
@@ -25,6 +28,13 @@ RANK = int(os.environ.get("HOROVOD_RANK") or os.environ.get("OMPI_COMM_WORLD_RAN
 PAUSE_SECONDS = 0.05
 trained: dict[int, Any] = {}  # parameters and variables that an optimizer was given, in this order
 steps = 0
+
+
+def absent(name: str) -> MagicMock:
+    """Something to import in place of a module that is not installed, of which each call does nothing."""
+    module = MagicMock()
+    module.__spec__ = ModuleSpec(name, None)  # PyTorch looks at it
+    return module
 
 
 def before(owner: Any, name: str, call: Callable[..., Any]) -> None:
@@ -65,6 +75,11 @@ def watch_torch() -> None:
 
         cifar.check_integrity = lambda *_: True  # which asks for the hashes of the real pictures
 
+    # An argument that was taken out of PyTorch.
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+    make = plateau.__init__
+    plateau.__init__ = lambda self, *given, verbose=None, **options: make(self, *given, **options)
+
     before(torch.optim.Optimizer, "add_param_group", collect)
     before(torch.Tensor, "backward", step)
     torch.manual_seed(RANK)
@@ -85,6 +100,7 @@ def watch_tensorflow() -> None:
         from tf_keras.src.datasets import mnist as old_mnist
 
         optimizers.append(tf_keras.optimizers.Optimizer)
+        keras.backend.constant = tf_keras.backend.constant  # Horovod's callbacks look for it there
         old_mnist.get_file = lambda *_, **__: os.environ["CLIENT_MNIST"]
     for optimizer in optimizers:
         before(optimizer, "build", lambda _, variables: trained.update((id(v), v) for v in variables))
@@ -111,6 +127,7 @@ def note() -> None:
 if __name__ == "__main__":
     random.seed(RANK)
     np.random.seed(RANK)
+    sys.modules.update((name, absent(name)) for name in os.environ.get("CLIENT_ABSENT", "").split())
     if os.environ["CLIENT_FRAMEWORK"] == "torch":
         watch_torch()
     elif os.environ["CLIENT_FRAMEWORK"] == "tensorflow":
