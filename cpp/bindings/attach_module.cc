@@ -34,13 +34,14 @@ struct LibraryHandle {
   operator const std::string&() const { return path; }  // NOLINT(google-explicit-constructor)
 };
 
-// The buckets of an optimizer. This has no session either. The interpreter's lock guards the two counts.
+// The buckets of an optimizer. This has no session either. The interpreter's lock guards the counts.
 struct FamilyHandle {
   LibraryHandle library;
   py::object process_set;  // Horovod's ProcessSet. A restart changes its number, and a removal sets it to None
   Family names;
   Round disturbed = 0;    // the number of rounds ahead that are lost, because the program changed the model meanwhile
   Round lost_before = 0;  // the number of lost rounds when they were last counted anew
+  int generation = 0;     // of Horovod, in which the two were counted
 
   std::int32_t number() const {
     constexpr std::int32_t kRemoved = -1;
@@ -61,7 +62,9 @@ auto IfThere(Result (*ask)(Engine&, const Family&, Arguments...)) {
   };
 }
 
-Round LostInAll(const FamilyHandle& family) {
+Round LostInAll(FamilyHandle& family) {
+  if (std::exchange(family.generation, attach::Generation(family.library)) != family.generation)
+    family.disturbed = family.lost_before = 0;
   const auto lost = IfThere(+[](Engine& engine, const Family& names) { return engine.families().Lost(names); });
   return family.disturbed + lost(family);
 }
@@ -319,7 +322,11 @@ PYBIND11_MODULE(_attach, m) {
       .def_readonly("process_set", &FamilyHandle::process_set)
       .def_property_readonly("taken",
                              IfThere(+[](Engine& engine, Names names) { return engine.families().Taken(names); }))
-      .def_property_readonly("lost", [](const FamilyHandle& family) { return LostInAll(family) - family.lost_before; })
+      .def_property_readonly("lost",
+                             [](FamilyHandle& family) {
+                               const Round lost = LostInAll(family);
+                               return lost - family.lost_before;
+                             })
       .def_property_readonly("has_round",
                              IfThere(+[](Engine& engine, Names names) { return engine.families().HasRound(names); }))
       .def(
@@ -330,11 +337,11 @@ PYBIND11_MODULE(_attach, m) {
       .def("take_round", IfThere(&TakeRound), py::arg("pointers"))
       .def("claim", IfThere(+[](Engine& engine, Names names) { engine.families().Claim(names); }))
       .def("clear", IfThere(+[](Engine& engine, Names names) { engine.families().Clear(names); }))
-      .def("catch_up", IfThere(+[](Engine& engine, Names names, int to) { return engine.CatchUp(names.front(), to); }),
+      .def("catch_up", IfThere(+[](Engine& engine, Names names, int to) { return engine.CatchUp(names.at(0), to); }),
            py::arg("iteration"))
       .def("drain", &Drain)
       .def("next_micro_batch", &NextMicroBatch, py::arg("begins"), py::arg("waits"), py::arg("drainings"))
-      .def("return_micro_batch", IfThere(+[](Engine& engine, Names names) { engine.sharing().Return(names.front()); }));
+      .def("return_micro_batch", IfThere(+[](Engine& engine, Names names) { engine.sharing().Return(names.at(0)); }));
 
   py::class_<PossibleArrivals::ForeignWait>(m, "ForeignWait")
       .def(py::init([] {

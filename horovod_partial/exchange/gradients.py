@@ -92,6 +92,11 @@ class StepApplier(ABC):
         """The buckets of the gradients; None once the exchange is gone."""
         return None if self._exchange() is None else self._family
 
+    @property
+    def has_rounds(self) -> bool:
+        """Whether a round has ended in all buckets in this generation. Only for eager code."""
+        return self._family.taken > 0
+
     def steps_of(self, gradients: Any) -> Any:
         """Same as `Runtime.steps_of`, for the family of this object."""
         return self._runtime.steps_of(self._family, gradients)
@@ -277,8 +282,21 @@ class GradientExchange(ABC):
         if self._owner is not None:
             self.runtime.family(self.process_set, names).own(self._owner)
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a round has ended in some of the buckets in this generation. Only for eager code."""
+        return not self._full and any(applier.has_rounds for applier in self._appliers.values())
+
+    def enter_generation(self, local: Iterable[Any]) -> None:
+        """Belong to this generation of Horovod from now on. `local` are the variables that `register_local` has named."""
+        self._own(self._bucket_names())
+        self._local = {self._number(variable) for variable in local}
+
     def introduce(self, variables: Mapping[healing.Key, healing.Array]) -> None:
-        """Begin to compare the variables that the ranks begin to train. From now on flushes compare replicas, too."""
+        """Begin to compare the variables that the ranks begin to train. From now on flushes compare replicas, too.
+
+        Without variables this rank takes part, and is not compared.
+        """
         meeting = self.runtime.meet(self.process_set)
         if meeting is not None:
             start = f"{bucket_config.INTERNAL}start.{self.name}"

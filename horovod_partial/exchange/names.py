@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
-from collections import Counter
 
 from horovod_partial.runtime.runtime import Runtime
 from horovod_partial.runtime.tenure import Tenure
@@ -21,13 +21,19 @@ class InstanceNames:
     def __init__(self, runtime: Runtime) -> None:
         self._tenure = Tenure(runtime)
         self._lock = threading.Lock()
-        self._instances: Counter[tuple[str, str]] = Counter()
+        self._taken: set[str] = set()
 
     def new(self, prefix: str, alike: str) -> str:
         """Return a new name. `alike` describes the optimizer, the same on every rank; equal texts are numbered."""
         digest = hashlib.sha256(alike.encode()).hexdigest()[:8]
+        names = (f"{prefix}.{digest}.{number}" for number in itertools.count(1))
+        return next(name for name in names if self.take(name))
+
+    def take(self, name: str) -> bool:
+        """Take a name of an earlier generation. Returns whether it was free."""
         with self._lock:
             if self._tenure.enter():
-                self._instances.clear()
-            self._instances[prefix, digest] += 1
-            return f"{prefix}.{digest}.{self._instances[prefix, digest]}"
+                self._taken.clear()
+            is_free = name not in self._taken
+            self._taken.add(name)
+            return is_free

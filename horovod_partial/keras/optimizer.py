@@ -222,11 +222,13 @@ class _State:
         return self._made if self._tenure.is_current else None
 
     def _in_use(self, optimizer: Any) -> GradientExchange | ModelExchange | WorkSharingExchange | None:
-        """Return `_current()`. If a graph of an earlier generation still runs, its exchange takes part in this one."""
+        """Return `_current()`. If a graph of an earlier generation still runs, its exchange belongs to this one from now on."""
         made = self._made
-        if not self._tenure.is_current and isinstance(made, GradientExchange) and made.rounds > 0:
+        runs_on = not self._tenure.is_current and isinstance(made, GradientExchange) and made.is_in_use
+        if runs_on and _names.take(made.name):
             self._tenure.enter()
-            self._introduce(made, optimizer._trainable_variables)
+            made.enter_generation(self._local)
+            self._introduce(made, ())  # this rank has taken steps since the restart, so its variables are other ones
         return self._current()
 
     @backend.uncompiled  # type: ignore[untyped-decorator]

@@ -224,11 +224,14 @@ class Meeting:
 
 
 class Introduction:
-    """Compares the parameters that the ranks begin to train with, by hashes in a bucket named `name`."""
+    """Compares the parameters that the ranks begin to train with, by hashes in a bucket named `name`.
+
+    A rank without parameters takes part, and is not compared.
+    """
 
     def __init__(self, meeting: Meeting, name: str, parameters: Mapping[Key, Array]) -> None:
         mine = np.zeros(meeting.size, np.int32)
-        mine[meeting.rank] = digest(parameters)
+        mine[meeting.rank] = digest(parameters) if parameters else 0
         self._meeting = meeting
         self._start: Posted | None = meeting.post(name, mine)
 
@@ -249,6 +252,7 @@ class Introduction:
             digests, members = self._meeting.result(start)
         except _TooLateError:
             return True
+        members = [rank for rank in members if digests[rank] != 0]
         differ = [rank for rank in members if digests[rank] != digests[members[0]]]
         if differ and self._meeting.rank == members[0]:
             log.logger.warning(

@@ -65,6 +65,7 @@ class GradientBucket:
         self.missing = set(self.parameters)
         self.handle: PartialHandle | None = None
         self.empty = False  # whether the round has no result, because no rank gave a gradient
+        self.had_late = False  # whether this rank was late for the last round, or another's late gradient was in it
         self.wire = self.flat  # the tensor that Horovod reduces: `flat`, or a compressed copy of it
         self._sparse: set[torch.nn.Parameter] = set()
         self._streams: set[torch.cuda.Stream] = set()  # the CUDA streams on which gradients were put into the bucket
@@ -125,7 +126,9 @@ class GradientBucket:
         """
         assert self.handle is not None
         self.handle.synchronize()
-        self.empty = self.handle.handle.info().empty
+        info = self.handle.handle.info()
+        self.empty = info.empty
+        self.had_late = info.late or info.gradients > info.fresh
         return self.is_unchanged
 
     @property

@@ -25,7 +25,6 @@ class GradientFamily(_attach.Family):
         super().__init__(runtime.core, process_set, [bucket.name for bucket in buckets])
         self.buckets = list(buckets)
         self._options = options
-        self._waited: list[PartialHandle] = []  # the arrivals of the last `wait`
         for bucket in buckets:
             self.config(bucket.flat, bucket.wire_dtype)  # called to raise errors about wrong options before backward
 
@@ -72,18 +71,15 @@ class GradientFamily(_attach.Family):
     def wait(self) -> list[bool]:
         """Wait until all rounds have ended, and expect the next gradients. Returns each bucket's `is_unchanged`."""
         unchanged = [bucket.wait() for bucket in self.buckets]
-        self._waited = [bucket.handle for bucket in self.buckets if bucket.handle is not None]
         for bucket in self.buckets:
             bucket.handle = None
             bucket.reset()
         return unchanged
 
     @property
-    def was_whole(self) -> bool:
-        """Whether the rounds of the last `wait` had one gradient of each rank, so that none of theirs is in other rounds."""
-        size = runtime.size_of(self.process_set)
-        infos = [handle.info() for handle in self._waited]
-        return all(not info.late and info.gradients == size for info in infos)
+    def had_late(self) -> bool:
+        """Whether this rank was late for a round of the last `wait`, or the round had a late gradient of another rank."""
+        return any(bucket.had_late for bucket in self.buckets)
 
     def take_into_buckets(self) -> int:
         """Write the oldest round that this rank has not taken into the buckets. Returns its number of gradients, or 0.

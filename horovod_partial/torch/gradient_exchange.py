@@ -342,8 +342,8 @@ class GradientExchange(Exchange):
     def _leave_round_out(self) -> None:
         """Forget the result of a round that `synchronize` has shown, if the program has taken no step with it."""
         has_result, self._has_result = self._has_result, False
-        if has_result:
-            self._shown.leave_out(was_whole=self._family.was_whole)
+        if has_result or self._is_ahead_of_step:
+            self._shown.leave_out(had_late=self._is_ahead_of_step or self._family.had_late)
         else:
             self._shown.forget()
 

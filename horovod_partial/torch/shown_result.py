@@ -56,17 +56,17 @@ class ShownResult:
             raise RuntimeError(_CHANGED_BY_HAND)
         return True
 
-    def leave_out(self, *, was_whole: bool) -> None:
-        """Forget the shown result: no step has used it. Raises RuntimeError if some gradients of the step come later.
+    def leave_out(self, *, had_late: bool) -> None:
+        """Forget the shown result: no step has used it. Raises RuntimeError if gradients of other steps are concerned.
 
-        They do if this rank has missed more rounds, or if the round was not the whole one of this step.
+        They are if this rank has missed more rounds, or `had_late`: the step's gradients are late, or late ones are in it.
         """
         is_left_out = bool(self)
         self.forget()
         if not is_left_out:
             return
         self._is_by_hand = True
-        if self._misses_more or not was_whole:
+        if self._misses_more or had_late:
             raise RuntimeError(_LEFT_OUT)
 
     def warn_of_missed_round(self) -> None:
@@ -84,7 +84,7 @@ _CHANGED_BY_HAND = (
 
 _LEFT_OUT = (
     "the result of a round was shown by optimizer.synchronize(), and zero_grad() or another backward pass came before a step with "
-    "it. Some rank was late. So its gradients of this step come in a later round, or those of an earlier step were in this one, and are "
+    "it. But a rank was late. So its gradients of this step come in a later round, or those of an earlier step were in this one, and are "
     "left out too. To accumulate several backward passes, pass backward_passes_per_step= to hvd.DistributedOptimizer, and synchronize "
     "after the last pass only. If these gradients were made by the loss of another optimizer, as with a GAN, call "
     "requires_grad_(False) on this optimizer's model around that backward pass (examples/torch/cookbook/gan.py). To leave gradients "

@@ -114,7 +114,7 @@ CLIENTS = [
         "--training-fname {data}/scans.h5 --validating-fname {data}/scans.h5 --descriptor-type made --batch-size 8 "
         "--val-batch-size 8 --nepochs 2 --base-lr 1e-3 --shuffle_patches --save_log_ckpts",
         CT_RECON,
-        majority="Some rank was late",  # it throws the generator's gradients of the other loss away, after synchronize()
+        majority="But a rank was late",  # it throws the generator's gradients of the other loss away, after synchronize()
         variables={"CLIENT_ABSENT": "cv2 imageio natsort pydicom tensorboardX"},
     ),
     Client(

@@ -196,6 +196,7 @@ def test_a_function_that_was_traced_before_a_restart_is_flushed(job: Job) -> Non
     for generation in range(2):
         assert len(set(job.notes(f"weights{generation}").values())) == 1, job.output()
         assert set(job.notes(f"rounds{generation}").values()) == {"True"}
+    assert "WARNING" not in job.output(), job.output()
 
 
 # Horovod's elastic jobs run over Gloo.
