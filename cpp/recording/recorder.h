@@ -92,6 +92,7 @@ class Recorder {
   void Got(const BucketLabel& bucket, Time time, Round round, bool late, int staleness);
   // The application was blocked: in a wait for a round, or for an operation of Horovod's own.
   void Waited(Time begin, Time end, bool for_round);
+  // Horovod's cycle has seen new tensors of Horovod's own operations.
   void Handed(Time time);
   void Reduced(const Reduction& reduction);
   void Decided(const BucketLabel& bucket, const DecidedRound& round);
