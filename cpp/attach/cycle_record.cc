@@ -15,7 +15,7 @@ void CycleRecord::Handed(Time now) {
     std::lock_guard<std::mutex> lock(queue.mutex_);
     there = queue.tensor_table_.size() - queue.tensor_table_.count(JOIN_TENSOR_NAME);
   }
-  if (there > known_) recorder_->Handed(now, static_cast<std::int64_t>(there - known_));
+  if (there > known_) recorder_->Handed(now);
   known_ = there;
 }
 
@@ -34,8 +34,7 @@ void CycleRecord::Reduced(const std::vector<hvd::TensorTableEntry>& entries, con
   }
   std::int64_t bytes = 0;
   for (const auto& entry : entries) bytes += static_cast<std::int64_t>(entry.tensor->size());
-  recorder_->Reduced({sequence, process_set_id_, trains ? &names : nullptr, begin, Now(),
-                      static_cast<std::int64_t>(entries.size()), bytes, everyone});
+  recorder_->Reduced({sequence, process_set_id_, trains ? &names : nullptr, begin, Now(), bytes, everyone});
 }
 
 void CycleRecord::Decided(const std::vector<Closing>& closings, const Coordination& coordination, Time now) const {

@@ -19,8 +19,8 @@ class CycleRecord {
   CycleRecord(hvd::Controller& controller, std::int32_t process_set_id, std::shared_ptr<recording::Recorder> recorder)
       : controller_(controller), process_set_id_(process_set_id), recorder_(std::move(recorder)) {}
 
-  // Records how many tensors of Horovod's own operations have been submitted since the last call. The number is too low
-  // if an operation other than an allreduce has ended meanwhile.
+  // Records whether tensors of Horovod's own operations have been submitted since the last call. Some may be missed if
+  // an operation other than an allreduce has ended meanwhile.
   void Handed(Time now);
   void Decided(const std::vector<Closing>& closings, const Coordination& coordination, Time now) const;
   // Records that an allreduce has ended. `everyone`: true if all ranks reduced together, not in groups.

@@ -446,7 +446,7 @@ PYBIND11_MODULE(_attach, m) {
           "record_wait",
           [](const LibraryHandle& library, std::int64_t begin, std::int64_t end) {
             if (const auto recorder = attach::LastRecorder(library))
-              recorder->WaitedForHorovod(std::chrono::nanoseconds(begin), std::chrono::nanoseconds(end));
+              recorder->Waited(std::chrono::nanoseconds(begin), std::chrono::nanoseconds(end), false);
           },
           released, py::arg("begin"), py::arg("end"))
       .def(

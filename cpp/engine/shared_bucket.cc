@@ -62,7 +62,7 @@ bool SharedBucket::Wait(Operation& waited, bool collects, const IsDue& is_due) {
     }
     const Time end = Now();
     statistics.waited_seconds += SecondsBetween(start, end);
-    if (auto* recorder = surroundings.Recording()) recorder->Waited(label(), start, end);
+    if (auto* recorder = surroundings.Recording()) recorder->Waited(start, end, true);
   }
   arrivals.EndWait(collects && waited.done, core.completed(), Now());
   if (!waited.error.empty()) throw EngineError(waited.error);
@@ -126,7 +126,7 @@ void SharedBucket::Complete(bool late, Calls& calls) {
   Fill(*operation, late);
   const RoundInfo& info = operation->info;
   if (auto* recorder = surroundings.Recording(); recorder != nullptr && operation->recorded)
-    recorder->Got(label(), Now(), {info.round, info.late, info.staleness, info.fresh, info.gradients});
+    recorder->Got(label(), Now(), info.round, info.late, info.staleness);
   End(*std::exchange(operation, nullptr), calls);
 }
 

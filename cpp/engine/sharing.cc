@@ -62,7 +62,7 @@ std::optional<std::pair<int, int>> WorkSharing::Next(const Family& names, bool b
     }
     keeper.arrivals.EndWait(true, keeper.core.completed(), now);
     keeper.statistics.waited_seconds += std::chrono::duration<double>(now - start).count();
-    if (auto* recorder = surroundings_.Recording()) recorder->Waited(keeper.label(), start, now);
+    if (auto* recorder = surroundings_.Recording()) recorder->Waited(start, now, true);
   };
   const std::shared_ptr<void> ends(nullptr, [&](void*) { tell(false); });
   while (true) {

@@ -43,6 +43,12 @@ std::string NameOfClock() {
 // Returns whether a bucket compares replicas, and has no gradients.
 bool IsInternal(const std::string& name) { return name.rfind("horovod_partial.", 0) == 0; }
 
+// Returns the optimizer whose micro-batches arrive at a bucket: its name without the number. Empty without work
+// sharing.
+std::string OptimizerOf(const BucketLabel& bucket) {
+  return bucket.policy.rfind("WorkSharing()", 0) == 0 ? bucket.name.substr(0, bucket.name.rfind('.')) : "";
+}
+
 }  // namespace
 
 Recorder::~Recorder() { End(); }
@@ -70,19 +76,27 @@ void Recorder::Begin(const std::string& directory, std::size_t most_bytes) {
 }
 
 void Recorder::Watch(bool on) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  if (watches_ == on) return;
+  if (!records_) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& [optimizer, timer] : timers_) timer.Flush();  // a pause is no step
+  }
+  TakeSteps();  // steps before the watch are not watched
   watches_ = on;
-  if (!on) timer_ = {};  // if the watch begins again, the pause is no step
 }
 
 void Recorder::End() {
-  records_ = false;
-  if (getpid() != process_) return;  // a forked child has no writing thread, and its mutexes may be locked
+  if (getpid() != process_) {  // a forked child has no writing thread, and its mutexes may be locked
+    records_ = false;
+    return;
+  }
   std::lock_guard<std::mutex> life(life_mutex_);
   if (!thread_.joinable()) return;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     ending_ = true;
+    for (auto& [optimizer, timer] : timers_) timer.Flush();
+    records_ = false;
     end_.Add(Micros(Now()));
     ends_.notify_all();
   }
@@ -114,19 +128,18 @@ void Recorder::AddProcessorTime() {
   if (file >> ran >> waited) processor_.Add(Micros(Now()), ran / 1000, waited / 1000);
 }
 
-// AddProcessorTime, TakeLines, Header, Micros and NumberOf are called with `mutex_` held.
+// AddProcessorTime, TakeLines, TimerOf, AddStep, Header, Micros and NumberOf are called with `mutex_` held.
 std::string Recorder::TakeLines() {
   const std::string buckets = buckets_.TakeLine();
   known_buckets_ += buckets;
   std::string lines = buckets;
-  for (Table* table : {&arrivals_, &results_, &waits_, &handed_, &reductions_, &rounds_, &processor_, &end_})
-    lines += table->TakeLine();
+  for (Table* table : {&steps_, &waits_, &reductions_, &rounds_, &processor_, &end_}) lines += table->TakeLine();
   return lines;
 }
 
 std::string Recorder::Header(int segment) const {
   std::ostringstream text;
-  text << std::fixed << "{\"format\":\"horovod_partial.recording\",\"version\":1,\"run\":" << Quoted(NameOfRun(run_))
+  text << std::fixed << "{\"format\":\"horovod_partial.recording\",\"version\":2,\"run\":" << Quoted(NameOfRun(run_))
        << ",\"rank\":" << origin_.rank << ",\"size\":" << origin_.size << ",\"host\":" << Quoted(HostName())
        << ",\"clock\":" << Quoted(NameOfClock()) << ",\"pid\":" << getpid() << ",\"segment\":" << segment
        << ",\"wall\":" << std::chrono::duration<double>(wall_).count()
@@ -149,57 +162,67 @@ std::int64_t Recorder::NumberOf(const BucketLabel& bucket) {
 
 StepReport Recorder::TakeSteps() {
   std::lock_guard<std::mutex> lock(mutex_);
-  return timer_.Take();
+  std::vector<TimedStep> ended;  // of the timer with the most bytes
+  std::size_t most = 0, bytes = 0;
+  for (auto& [optimizer, timer] : timers_) {
+    std::vector<TimedStep> taken = timer.Take();
+    bytes += timer.bytes();
+    if (timer.bytes() <= most) continue;
+    most = timer.bytes();
+    ended = std::move(taken);
+  }
+  return {std::move(ended), static_cast<std::int64_t>(bytes - std::exchange(reported_, bytes))};
+}
+
+StepTimer& Recorder::TimerOf(const std::optional<std::string>& optimizer) {
+  return timers_.try_emplace(optimizer, [this](const Step& step) { AddStep(step); }).first->second;
+}
+
+void Recorder::AddStep(const Step& step) {
+  const auto micros = [](Time time) { return std::chrono::duration_cast<std::chrono::microseconds>(time).count(); };
+  if (records_)
+    steps_.Add(step.bucket, step.number, step.begin >= begun_ ? Micros(*step.begin) : -1, Micros(step.handed),
+               Micros(step.result), micros(step.blocked), micros(step.reduced), step.round, std::int64_t{step.late},
+               std::int64_t{step.staleness}, static_cast<std::int64_t>(step.bytes));
 }
 
 void Recorder::Arrived(const BucketLabel& bucket, Time time) {
-  if (!on()) return;
+  if (!on() || IsInternal(bucket.name)) return;
   std::lock_guard<std::mutex> lock(mutex_);
   const std::int64_t number = NumberOf(bucket);
-  const std::int64_t step = arrival_steps_.Count({std::to_string(number)});
-  if (watches_ && !IsInternal(bucket.name)) timer_.Arrived(step, time, bucket.bytes);
-  if (records_) arrivals_.Add(step, number, Micros(time));
+  TimerOf(OptimizerOf(bucket)).Arrived({std::to_string(number)}, number, time, bucket.bytes);
 }
 
-void Recorder::Got(const BucketLabel& bucket, Time time, const Result& result) {
-  if (!on()) return;
+void Recorder::Got(const BucketLabel& bucket, Time time, Round round, bool late, int staleness) {
+  if (!on() || IsInternal(bucket.name)) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  if (watches_ && !IsInternal(bucket.name)) timer_.Got(time);
-  if (records_)
-    results_.Add(NumberOf(bucket), Micros(time), result.round, std::int64_t{result.late},
-                 std::int64_t{result.staleness}, std::int64_t{result.fresh}, std::int64_t{result.gradients});
+  TimerOf(OptimizerOf(bucket)).Got(NumberOf(bucket), time, round, late, staleness);
 }
 
-void Recorder::Waited(const BucketLabel& bucket, Time begin, Time end) {
+void Recorder::Waited(Time begin, Time end, bool for_round) {
   if (!on()) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  if (watches_) timer_.Waited(begin, end, true);
-  if (records_) waits_.Add(NumberOf(bucket), Micros(begin), Micros(end));
+  for (auto& [optimizer, timer] : timers_) timer.Waited(begin, end, for_round && optimizer);
+  if (records_ && !for_round) waits_.Add(Micros(begin), Micros(end));
 }
 
-void Recorder::WaitedForHorovod(Time begin, Time end) {
-  if (!on()) return;
+void Recorder::Handed(Time time) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (watches_) timer_.Waited(begin, end, false);
-  if (records_) waits_.Add(std::int64_t{-1}, Micros(begin), Micros(end));
-}
-
-void Recorder::Handed(Time time, std::int64_t tensors) {
-  if (!on()) return;
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (watches_) timer_.Handed(time);
-  if (records_) handed_.Add(Micros(time), tensors);
+  seen_ = time;
 }
 
 void Recorder::Reduced(const Reduction& reduction) {
   if (!on()) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  const std::int64_t step = reduction.names == nullptr ? -1 : reduction_steps_.Count(*reduction.names);
-  if (watches_ && step >= 0)
-    timer_.Reduced(step, reduction.begin, reduction.end, static_cast<std::size_t>(reduction.bytes));
+  if (reduction.names != nullptr) {  // for a step, this is an arrival when Horovod saw the tensors, with its result now
+    StepTimer& timer = TimerOf(std::nullopt);
+    timer.Arrived(*reduction.names, -1, seen_, static_cast<std::size_t>(reduction.bytes));
+    timer.Got(-1, reduction.end, -1, false, 0);
+  }
+  for (auto& [optimizer, timer] : timers_) timer.Reduced(reduction.begin, reduction.end);
   if (records_)
-    reductions_.Add(reduction.sequence, std::int64_t{reduction.process_set}, step, Micros(reduction.begin),
-                    Micros(reduction.end), reduction.tensors, reduction.bytes, std::int64_t{reduction.everyone});
+    reductions_.Add(reduction.sequence, std::int64_t{reduction.process_set}, Micros(reduction.end),
+                    std::int64_t{reduction.everyone});
 }
 
 void Recorder::Decided(const BucketLabel& bucket, const DecidedRound& round) {

@@ -3,7 +3,6 @@
 
 #include <sys/types.h>
 
-#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -11,9 +10,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -25,45 +24,12 @@
 
 namespace horovod_partial::recording {
 
-// A tensor name that comes again begins the next step. Not thread-safe.
-class StepCounter {
- public:
-  // Returns the number of the step, from 0, in which all tensors of these names are reduced.
-  std::int64_t Count(const std::vector<std::string>& names) {
-    std::vector<std::size_t> hashes;  // if two names have one hash, a step begins too early, but nothing worse happens
-    for (const std::string& name : names) hashes.push_back(std::hash<std::string>{}(name));
-    const bool is_full = seen_.size() >= kMostNames;
-    if (is_full ||
-        std::any_of(hashes.begin(), hashes.end(), [this](std::size_t hash) { return seen_.count(hash) > 0; })) {
-      seen_.clear();
-      ++step_;
-    }
-    seen_.insert(hashes.begin(), hashes.end());
-    return step_;
-  }
-
- private:
-  // The largest number of names in a step. It bounds the memory if a program gives each operation a new name.
-  static constexpr std::size_t kMostNames = 1 << 20;
-  std::unordered_set<std::size_t> seen_;
-  std::int64_t step_ = 0;
-};
-
 // What a recording says of a bucket.
 struct BucketLabel {
   int process_set;
   const std::string& name;
   const std::string& policy;
   std::size_t bytes;
-};
-
-// What a recording says of the result of a round.
-struct Result {
-  Round round;
-  bool late;
-  int staleness;
-  int fresh;
-  int gradients;
 };
 
 // What a recording says of an allreduce.
@@ -73,7 +39,6 @@ struct Reduction {
   const std::vector<std::string>* names;  // tensor names if this is a training allreduce of Horovod's own, else null
   Time begin;
   Time end;
-  std::int64_t tensors;
   std::int64_t bytes;
   bool everyone;  // true if all ranks of the process set reduced together
 };
@@ -90,9 +55,8 @@ struct DecidedRound {
 };
 
 // Notes what one rank does in one generation of Horovod. Threads of the application and of Horovod call it. What it
-// notes goes to a recording, to the timer of steps, or to both; if neither is on, a call returns at once. For a
-// recording, a call takes a lock and adds some digits to a text in memory, and a separate thread writes to disk once a
-// second.
+// notes goes to timers of steps, and the steps to a recording, to a watch, or to both. If neither is on, a call returns
+// at once. Otherwise it takes a lock. A separate thread writes to disk once a second.
 class Recorder {
  public:
   // Which rank is recorded, of how many ranks.
@@ -125,11 +89,11 @@ class Recorder {
   bool on() const { return records_ || watches_; }
 
   void Arrived(const BucketLabel& bucket, Time time);
-  void Got(const BucketLabel& bucket, Time time, const Result& result);
-  void Waited(const BucketLabel& bucket, Time begin, Time end);
-  // Records a wait for an operation of Horovod's own.
-  void WaitedForHorovod(Time begin, Time end);
-  void Handed(Time time, std::int64_t tensors);
+  void Got(const BucketLabel& bucket, Time time, Round round, bool late, int staleness);
+  // The application was blocked: in a wait for a round, or for an operation of Horovod's own.
+  void Waited(Time begin, Time end, bool for_round);
+  // Horovod's cycle has seen new tensors of Horovod's own operations.
+  void Handed(Time time);
   void Reduced(const Reduction& reduction);
   void Decided(const BucketLabel& bucket, const DecidedRound& round);
 
@@ -138,6 +102,8 @@ class Recorder {
   std::int64_t NumberOf(const BucketLabel& bucket);
   std::string Header(int segment) const;
   std::string TakeLines();
+  StepTimer& TimerOf(const std::optional<std::string>& optimizer);
+  void AddStep(const Step& step);
   void AddProcessorTime();
   void WriteEverySecond();
 
@@ -159,15 +125,17 @@ class Recorder {
   Time wall_{0};                                                 // the Unix time when the recording began
   std::map<std::pair<int, std::string>, std::int64_t> numbers_;  // the number of each bucket, by process set and name
   std::string known_buckets_;  // the lines of the table of buckets so far; each new file repeats them
-  StepTimer timer_;
-  StepCounter arrival_steps_;
-  StepCounter reduction_steps_;
+  // The timers of the arrivals of each optimizer under work sharing, of all other arrivals (""), and of Horovod's own
+  // reductions (none).
+  std::map<std::optional<std::string>, StepTimer> timers_;
+  Time seen_{0};              // when Horovod's cycle last saw tensors of its own reductions
+  std::size_t reported_ = 0;  // the bytes in all reports so far
   Table buckets_{"buckets", {"bucket", "name", "policy", "process_set", "bytes"}};
-  Table arrivals_{"arrivals", {"step", "bucket", "time"}};
-  Table results_{"results", {"bucket", "time", "round", "late", "staleness", "fresh", "gradients"}};
-  Table waits_{"waits", {"bucket", "begin", "end"}};
-  Table handed_{"handed", {"time", "tensors"}};
-  Table reductions_{"reductions", {"sequence", "process_set", "step", "begin", "end", "tensors", "bytes", "everyone"}};
+  Table steps_{
+      "steps",
+      {"bucket", "step", "begin", "handed", "result", "blocked", "reduced", "round", "late", "staleness", "bytes"}};
+  Table waits_{"waits", {"begin", "end"}};
+  Table reductions_{"reductions", {"sequence", "process_set", "end", "everyone"}};
   Table rounds_{"rounds", {"bucket", "round", "time", "reason", "quorum", "gradients", "missing", "delivered"}};
   Table processor_{"processor", {"time", "ran", "waited"}};
   Table end_{"end", {"time"}};

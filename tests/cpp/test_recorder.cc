@@ -8,6 +8,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -67,15 +68,6 @@ TEST(TableTest, IsOneLineOfColumns) {
   EXPECT_EQ(table.TakeLine(), "") << "a row is taken once";
 }
 
-TEST(StepCounterTest, WhatComesAgainBeginsAStep) {
-  StepCounter steps;
-  EXPECT_EQ(steps.Count({"a", "b"}), 0);
-  EXPECT_EQ(steps.Count({"c"}), 0);
-  EXPECT_EQ(steps.Count({"c"}), 1) << "in another order than in the step before";
-  EXPECT_EQ(steps.Count({"b", "a"}), 1);
-  EXPECT_EQ(steps.Count({"new", "b"}), 2);
-}
-
 TEST_F(FilesTest, SegmentsAreBoundedAndEachBeginsWithThePreamble) {
   const auto preamble = [](int segment) { return "segment " + std::to_string(segment) + "\n"; };
   const std::string line(99, 'x');
@@ -113,6 +105,11 @@ class RecorderTest : public FilesTest {
     return Read(folder_ + "/20251124T160000.123Z/rank-2.000" + std::to_string(segment) + ".jsonl");
   }
   BucketLabel Label() const { return {0, name_, policy_, 4096}; }
+  // An arrival that has its result 2 ms later.
+  void TakeStep(Time time) {
+    recorder_.Arrived(Label(), time);
+    recorder_.Got(Label(), time + 2ms, 7, false, 0);
+  }
 
   std::vector<std::string> complaints_;
   Recorder recorder_{{2, 4}, [this](const std::string& text) { complaints_.push_back(text); }};
@@ -126,38 +123,72 @@ TEST_F(RecorderTest, WritesEachTable) {
   EXPECT_TRUE(recorder_.on());
   const Time begin = Now();
   const std::vector<std::string> names{"w", "b"};
-  recorder_.Arrived(Label(), begin);
-  recorder_.Got(Label(), begin + 2ms, {7, true, 3, 2, 5});
-  recorder_.Waited(Label(), begin, begin + 2ms);
+  TakeStep(begin);
+  recorder_.Arrived({0, "horovod_partial.replicas", policy_, 1 << 20}, begin + 3ms);
+  recorder_.Waited(begin + 1ms, begin + 3ms, false);
   recorder_.Arrived(Label(), begin + 4ms);
-  recorder_.Handed(begin, 2);
-  recorder_.Reduced({11, 0, &names, begin, begin + 1ms, 2, 800, true});
-  recorder_.Reduced({12, 0, nullptr, begin, begin + 1ms, 1, 4096, false});
+  recorder_.Got(Label(), begin + 6ms, 8, true, 3);
+  recorder_.Waited(begin + 4ms, begin + 7ms, true);
+  recorder_.Handed(begin + 1ms);
+  recorder_.Reduced({11, 0, &names, begin + 4ms, begin + 5ms, 800, true});
+  recorder_.Reduced({12, 0, nullptr, begin + 5ms, begin + 6ms, 4096, false});
   recorder_.Decided(Label(), {7, begin, "quorum", 1, 5, {0, 3}, {3}});
   recorder_.End();
   EXPECT_FALSE(recorder_.on());
   EXPECT_THAT(
       Text(),
       AllOf(StartsWith(
-                "{\"format\":\"horovod_partial.recording\",\"version\":1,\"run\":\"20251124T160000.123Z\",\"rank\":2,"
+                "{\"format\":\"horovod_partial.recording\",\"version\":2,\"run\":\"20251124T160000.123Z\",\"rank\":2,"
                 "\"size\":4,\"host\":\""),
             HasSubstr("{\"table\":\"buckets\",\"bucket\":[0],\"name\":[\"gradients\"],\"policy\":[\"Solo()\"],"
                       "\"process_set\":[0],\"bytes\":[4096]}\n"),
-            HasSubstr("{\"table\":\"arrivals\",\"step\":[0,1],\"bucket\":[0,0],\"time\":["),
-            HasSubstr("\"round\":[7],\"late\":[1],\"staleness\":[3],\"fresh\":[2],\"gradients\":[5]}\n"),
-            HasSubstr("{\"table\":\"waits\""), HasSubstr("\"tensors\":[2]}\n"),
-            HasSubstr("\"tensors\":[2,1],\"bytes\":[800,4096],\"everyone\":[1,0]}\n"),
-            HasSubstr("\"sequence\":[11,12],\"process_set\":[0,0],\"step\":[0,-1],"),
+            HasSubstr("{\"table\":\"steps\",\"bucket\":[-1,0,0],\"step\":[0,0,1],\"begin\":[-1,-1,"),
+            HasSubstr("\"blocked\":[0,0,1000],\"reduced\":[1000,0,2000],\"round\":[-1,7,8],\"late\":[0,0,1],"
+                      "\"staleness\":[0,0,3],\"bytes\":[800,4096,4096]}\n"),
+            HasSubstr("{\"table\":\"waits\",\"begin\":["),
+            HasSubstr("{\"table\":\"reductions\",\"sequence\":[11,12],\"process_set\":[0,0],\"end\":["),
+            HasSubstr("\"everyone\":[1,0]}\n"),
             HasSubstr(
                 "\"reason\":[\"quorum\"],\"quorum\":[1],\"gradients\":[5],\"missing\":[[0,3]],\"delivered\":[[3]]}\n"),
             HasSubstr("{\"table\":\"end\",\"time\":[")));
   EXPECT_THAT(complaints_, IsEmpty());
 }
 
+TEST_F(RecorderTest, ReportsAreOfTheStepsWithMostBytes) {
+  recorder_.Watch(true);
+  const std::vector<std::string> names{"loss"};
+  const std::string shared = "WorkSharing(), backward_passes_per_step=2";
+  for (int step = 0; step < 4; ++step) {
+    const Time time = std::chrono::milliseconds(10 * step);
+    for (const auto& [name, bytes] : std::map<std::string, std::size_t>{{"a.0", 100}, {"b.0", 90}}) {
+      recorder_.Arrived({0, name, shared, bytes}, name == "a.0" ? time : 2 * time);
+      recorder_.Got({0, name, shared, bytes}, 2 * time, step, false, 0);
+    }
+    recorder_.Handed(time);
+    recorder_.Reduced({step, 0, &names, time, time, 8, true});
+  }
+  const StepReport report = recorder_.TakeSteps();
+  EXPECT_EQ(report.bytes, 4 * 198);
+  ASSERT_EQ(report.ended.size(), 1U);
+  EXPECT_DOUBLE_EQ(report.ended[0].seconds, 0.010) << "not the steps of the other optimizer";
+  EXPECT_EQ(recorder_.TakeSteps(), StepReport());
+}
+
+TEST_F(RecorderTest, AWatchThatBeginsAnewDoesNotTimeThePause) {
+  for (const Time begin : {0ms, 1000ms}) {
+    recorder_.Watch(true);
+    for (int step = 0; step < 4; ++step) TakeStep(begin + std::chrono::milliseconds(10 * step));
+    const auto ended = recorder_.TakeSteps().ended;
+    ASSERT_THAT(ended, SizeIs(1));
+    EXPECT_DOUBLE_EQ(ended[0].seconds, 0.008);
+    recorder_.Watch(false);
+  }
+}
+
 TEST_F(RecorderTest, EachSegmentKnowsTheBuckets) {
   recorder_.Begin(folder_, 4000);
   while (Names("/20251124T160000.123Z").size() < 2) {
-    recorder_.Got(Label(), Now(), {0, false, 0, 4, 4});
+    TakeStep(Now());
     std::this_thread::sleep_for(1ms);
   }
   recorder_.End();
@@ -176,7 +207,7 @@ TEST_F(RecorderTest, BeginsOnceAtATime) {
 TEST_F(RecorderTest, AFullDiskEndsTheRecordingWithAWord) {
   recorder_.Begin(folder_, 4);  // each line needs a segment of its own
   std::filesystem::remove_all(folder_);
-  recorder_.Handed(Now(), 1);
+  recorder_.Waited(Now(), Now(), false);
   recorder_.End();
   ASSERT_THAT(complaints_, SizeIs(1));
   EXPECT_THAT(complaints_[0], HasSubstr("the recording has ended: cannot write"));
@@ -186,7 +217,7 @@ TEST_F(RecorderTest, AKilledProcessLeavesWholeLines) {
   const pid_t child = fork();
   if (child == 0) {
     recorder_.Begin(folder_, kPlenty);
-    for (;;) recorder_.Got(Label(), Now(), {1, false, 0, 4, 4});
+    for (;;) TakeStep(Now());
   }
   std::string text;
   while (std::count(text.begin(), text.end(), '\n') < 3) {
@@ -198,12 +229,12 @@ TEST_F(RecorderTest, AKilledProcessLeavesWholeLines) {
   }
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
-  EXPECT_THAT(Text(), AllOf(HasSubstr("{\"table\":\"results\""), Not(HasSubstr("\"table\":\"end\""))));
+  EXPECT_THAT(Text(), AllOf(HasSubstr("{\"table\":\"steps\""), Not(HasSubstr("\"table\":\"end\""))));
 }
 
 TEST_F(RecorderTest, AForkedChildLeavesTheFilesAlone) {
   recorder_.Begin(folder_, kPlenty);
-  recorder_.Handed(Now(), 5);
+  TakeStep(Now());
   const pid_t child = fork();
   if (child == 0) {
     recorder_.End();
@@ -213,7 +244,7 @@ TEST_F(RecorderTest, AForkedChildLeavesTheFilesAlone) {
   waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
   recorder_.End();
-  EXPECT_THAT(Text(), HasSubstr("\"tensors\":[5]}\n"));
+  EXPECT_THAT(Text(), HasSubstr("{\"table\":\"steps\",\"bucket\":[0],"));
 }
 
 TEST_F(RecorderTest, ThreadsTellItWhatTheySeeWhileItEnds) {

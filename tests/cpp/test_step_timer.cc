@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "core/slowness/step_timer.h"
 
@@ -8,104 +11,142 @@ namespace horovod_partial {
 namespace {
 
 using namespace std::chrono_literals;
-using Steps = std::vector<TimedStep>;
-
-TEST(ArrivalStepsTest, AStepComputesFromTheLastResultToTheLastArrival) {
-  ArrivalSteps steps;
-  steps.Arrived(0, 10ms);
-  steps.Got(15ms);
-  steps.Arrived(1, 40ms);
-  steps.Arrived(1, 45ms);
-  steps.Got(46ms);
-  steps.Waited(45ms, 47ms, true);
-  EXPECT_TRUE(steps.Take().empty()) << "the begin of the first step is unknown, and the second one may go on";
-  steps.Arrived(2, 60ms);
-  EXPECT_EQ(steps.Take(), (Steps{{1, 0.030}}));
-  steps.Arrived(3, 90ms);
-  EXPECT_EQ(steps.Take(), (Steps{{2, 0.013}}));
-}
-
-TEST(ArrivalStepsTest, WaitsForHorovodAreNoCompute) {
-  ArrivalSteps steps;
-  steps.Arrived(0, 10ms);
-  steps.Got(10ms);
-  steps.Waited(15ms, 18ms, false);
-  steps.Waited(12ms, 22ms, false);  // on another thread
-  steps.Arrived(1, 30ms);
-  steps.Got(31ms);
-  steps.Arrived(2, 40ms);
-  EXPECT_EQ(steps.Take(), (Steps{{1, 0.010}}));
-}
-
-TEST(ArrivalStepsTest, AWaitThatGoesOnAfterTheLastArrivalCountsUpToIt) {
-  ArrivalSteps steps;
-  steps.Arrived(0, 0ms);
-  steps.Got(0ms);
-  steps.Arrived(1, 20ms);
-  steps.Waited(15ms, 40ms, true);
-  steps.Arrived(2, 50ms);
-  EXPECT_EQ(steps.Take(), (Steps{{1, 0.015}}));
-}
-
-TEST(ArrivalStepsTest, MicroBatchesWithOneResultTogetherBeginOneAfterTheOther) {
-  ArrivalSteps steps;
-  for (int micro_batch = 0; micro_batch < 4; ++micro_batch)
-    steps.Arrived(micro_batch, std::chrono::milliseconds(100 + 10 * micro_batch));
-  EXPECT_EQ(steps.Take(), (Steps{{1, 0.010}, {2, 0.010}}));
-}
-
-TEST(ReductionStepsTest, AStepComputesUntilItsLastTensorsWereSeen) {
-  ReductionSteps steps;
-  steps.Handed(5ms);
-  steps.Reduced(0, 6ms, 10ms);
-  steps.Handed(20ms);
-  steps.Reduced(1, 21ms, 25ms);
-  steps.Handed(30ms);
-  steps.Reduced(1, 38ms, 40ms);
-  steps.Handed(60ms);
-  steps.Reduced(2, 61ms, 62ms);
-  EXPECT_EQ(steps.Take(), (Steps{{1, 0.020}}));
-  steps.Handed(70ms);
-  steps.Reduced(3, 71ms, 72ms);
-  EXPECT_EQ(steps.Take(), (Steps{{2, 0.020}}));
-}
-
-TEST(ReductionStepsTest, ARankThatHasJoinedTakesNoSteps) {
-  ReductionSteps steps;
-  steps.Handed(5ms);
-  steps.Reduced(0, 6ms, 10ms);
-  steps.Reduced(1, 21ms, 25ms);
-  steps.Reduced(2, 31ms, 35ms);
-  EXPECT_TRUE(steps.Take().empty());
-}
-
-TEST(StepTimerTest, TheStepsAreThoseOfMostBytes) {
-  StepTimer timer;
-  timer.Arrived(0, 1ms, 100);
-  timer.Got(2ms);
-  timer.Handed(1ms);
-  timer.Reduced(0, 1ms, 2ms, 8);
-  timer.Arrived(1, 12ms, 100);
-  timer.Got(13ms);
-  timer.Handed(3ms);
-  timer.Reduced(1, 3ms, 4ms, 8);
-  timer.Arrived(2, 20ms, 100);
-  timer.Reduced(2, 5ms, 6ms, 8);
-  EXPECT_EQ(timer.Take(), (StepReport{{{1, 0.010}}, 324}));
-  timer.Reduced(3, 50ms, 60ms, 10'000);
-  timer.Handed(70ms);
-  timer.Reduced(4, 71ms, 72ms, 10'000);
-  timer.Reduced(5, 81ms, 82ms, 10'000);
-  EXPECT_EQ(timer.Take(), (StepReport{{{4, 0.010}}, 30'000}));
-}
-
-TEST(StepTimerTest, StepsThatNobodyTakesAreBounded) {
-  StepTimer timer;
-  for (int step = 0; step < 100'000; ++step) {
-    timer.Arrived(step, std::chrono::milliseconds(2 * step), 1);
-    timer.Got(std::chrono::milliseconds(2 * step));
+class StepTimerTest : public testing::Test {
+ protected:
+  // A contribution of 100 bytes, and 10 for each number of the bucket.
+  void Arrive(std::int64_t bucket, Time time) {
+    timer_.Arrived({std::to_string(bucket)}, bucket, time, static_cast<std::size_t>(100 + 10 * bucket));
   }
-  EXPECT_LT(timer.Take().ended.size(), 10'000U);
+  void Get(std::int64_t bucket, Time time, Round round = 0) { timer_.Got(bucket, time, round, false, 0); }
+  // A contribution that has its result at once.
+  void ArriveAndGet(Time time) {
+    Arrive(0, time);
+    Get(0, time);
+  }
+  // A reduction of Horovod's own, of tensors that were seen before.
+  void Reduce(const std::string& name, Time seen, Time begin, Time end) {
+    timer_.Arrived({name}, -1, seen, 8);
+    timer_.Got(-1, end, -1, false, 0);
+    timer_.Reduced(begin, end);
+  }
+  const Step& Last() const { return steps_.back(); }
+
+  std::vector<Step> steps_;
+  StepTimer timer_{[this](const Step& step) { steps_.push_back(step); }};
+};
+
+TEST_F(StepTimerTest, AStepComputesFromTheLastResultToTheLastArrival) {
+  ArriveAndGet(10ms);
+  timer_.Waited(10ms, 15ms, true);
+  Arrive(0, 40ms);
+  Arrive(1, 45ms);
+  timer_.Got(1, 46ms, 7, false, 3);
+  timer_.Got(0, 47ms, 6, true, 2);
+  timer_.Waited(45ms, 48ms, true);
+  ArriveAndGet(60ms);
+  ASSERT_EQ(steps_.size(), 1U) << "the second step has just closed";
+  EXPECT_FALSE(Last().begin) << "nothing tells when the first step began";
+  ArriveAndGet(90ms);
+  ASSERT_EQ(steps_.size(), 2U);
+  EXPECT_EQ(std::tuple(Last().number, Last().bucket, Last().bytes), std::tuple(1, 1, 210U));
+  EXPECT_EQ(std::tuple(*Last().begin, Last().handed, Last().result), std::tuple(15ms, 45ms, 47ms));
+  EXPECT_EQ(std::tuple(Last().round, Last().late, Last().staleness), std::tuple(7, true, 3));
+  EXPECT_EQ(timer_.Take(), (std::vector<TimedStep>{{1, 0.030}}));
+  timer_.Flush();
+  EXPECT_EQ(timer_.Take(), (std::vector<TimedStep>{{2, 0.012}, {3, 0.030}}));
+  ArriveAndGet(500ms);
+  timer_.Flush();
+  EXPECT_FALSE(Last().begin) << "a pause is no step";
+}
+
+TEST_F(StepTimerTest, TimeInWaitsIsNoCompute) {
+  ArriveAndGet(10ms);
+  timer_.Waited(15ms, 18ms, false);
+  timer_.Waited(12ms, 22ms, false);  // on another thread
+  ArriveAndGet(30ms);
+  ArriveAndGet(40ms);
+  timer_.Waited(28ms, 45ms, false);  // had begun before the second step closed
+  ArriveAndGet(50ms);
+  EXPECT_EQ(Last().blocked, 12ms);
+  EXPECT_EQ(timer_.Take(), (std::vector<TimedStep>{{1, 0.008}}));
+}
+
+TEST_F(StepTimerTest, ReductionsCountWhileTheApplicationWaits) {
+  ArriveAndGet(0ms);
+  timer_.Waited(2ms, 6ms, false);
+  timer_.Reduced(1ms, 4ms);
+  Arrive(0, 10ms);
+  timer_.Reduced(8ms, 13ms);
+  Get(0, 15ms);
+  timer_.Flush();
+  EXPECT_EQ(Last().reduced, 2ms + 3ms);
+}
+
+TEST_F(StepTimerTest, AStepWithoutItsResultIsKeptBack) {
+  ArriveAndGet(0ms);
+  Arrive(0, 10ms);
+  Arrive(1, 20ms);
+  Arrive(1, 30ms);
+  Get(1, 31ms);
+  EXPECT_EQ(steps_.size(), 1U);
+  timer_.Flush();
+  EXPECT_EQ(steps_.size(), 1U);
+}
+
+TEST_F(StepTimerTest, MicroBatchesWithOneResultBeginOneAfterTheOther) {
+  ArriveAndGet(90ms);
+  for (int micro_batch = 0; micro_batch < 3; ++micro_batch)
+    Arrive(0, std::chrono::milliseconds(100 + 10 * micro_batch));
+  timer_.Reduced(105ms, 125ms);
+  EXPECT_EQ(steps_.size(), 1U);
+  Get(0, 126ms, 5);
+  timer_.Flush();
+  ASSERT_EQ(steps_.size(), 4U);
+  for (std::size_t row = 1; row < 4; ++row)
+    EXPECT_EQ(std::tuple(steps_[row].round, steps_[row].result), std::tuple(5, 126ms));
+  EXPECT_EQ(steps_[2].reduced, 0ms) << "the rank was computing the next one";
+  EXPECT_EQ(steps_[3].reduced, 5ms);
+  EXPECT_EQ(timer_.Take(), (std::vector<TimedStep>{{1, 0.010}, {2, 0.010}, {3, 0.010}}));
+}
+
+TEST_F(StepTimerTest, AStepOfReductionsComputesUntilItsLastTensorsWereSeen) {
+  Reduce("a", 5ms, 6ms, 10ms);
+  Reduce("a", 20ms, 21ms, 25ms);
+  Reduce("b", 30ms, 38ms, 40ms);
+  Reduce("a", 60ms, 61ms, 62ms);
+  timer_.Flush();
+  EXPECT_EQ(std::tuple(Last().bucket, Last().round, Last().reduced), std::tuple(-1, -1, 1ms));
+  EXPECT_EQ(timer_.Take(), (std::vector<TimedStep>{{1, 0.020}, {2, 0.020}}));
+}
+
+TEST_F(StepTimerTest, ARankThatHasJoinedTakesNoSteps) {
+  Reduce("a", 5ms, 6ms, 10ms);
+  for (int step = 1; step < 4; ++step) {
+    const Time begin = std::chrono::milliseconds(10 * step);
+    Reduce("a", 5ms, begin, begin + 5ms);
+  }
+  Reduce("a", 50ms, 51ms, 55ms);
+  Reduce("a", 60ms, 61ms, 65ms);
+  timer_.Flush();
+  ASSERT_EQ(steps_.size(), 3U);
+  EXPECT_FALSE(steps_[1].begin) << "it has come back";
+  EXPECT_EQ(timer_.Take(), (std::vector<TimedStep>{{5, 0.005}}));
+}
+
+TEST_F(StepTimerTest, WhatNobodyTakesIsBounded) {
+  Arrive(1, 0ms);  // never has a result
+  for (int step = 0; step < 100'000; ++step) ArriveAndGet(std::chrono::milliseconds(2 * step));
+  EXPECT_LT(timer_.Take().size(), 10'000U);
+  EXPECT_GT(steps_.size(), 90'000U);
+}
+
+TEST(StepCounterTest, WhatComesAgainBeginsAStep) {
+  StepCounter steps;
+  EXPECT_EQ(steps.Count({"a", "b"}), 0);
+  EXPECT_EQ(steps.Count({"c"}), 0);
+  EXPECT_EQ(steps.Count({"c"}), 1) << "in another order than in the step before";
+  EXPECT_EQ(steps.Count({"b", "a"}), 1);
+  EXPECT_EQ(steps.Count({"new", "b"}), 2);
 }
 
 using Rows = std::vector<std::vector<double>>;

@@ -23,7 +23,6 @@ WALL = 1_795_473_075.0
 BUCKETS = ("optimizer.0", "optimizer.1")
 NBYTES = (4_000_000, 1_000_000)
 WAKING = 3e-4  # from a result to the application that waited for it
-FIRST_PART = 0.6  # of the compute is over when the first bucket is there
 
 
 @dataclass
@@ -91,25 +90,26 @@ def _reduction(job: Job, rows: dict[int, list[Row]], rng: np.random.Generator, *
     for rank in range(job.compute.shape[1]):
         seen = of["end"] + rng.exponential(0.0002)
         seen += rng.uniform(0.005, 0.05) if rng.random() < job.late_ends else 0.0
-        columns = {"process_set": 0, "tensors": 4, "everyone": 1, **of, "end": seen}
-        rows[rank].append((seen, "reductions", columns))
+        rows[rank].append((seen, "reductions", {"process_set": 0, "everyone": 1, **of, "end": seen}))
         ends.append(seen)
     return np.array(ends)
+
+
+def _step(rows: dict[int, list[Row]], rank: int, **of: Any) -> None:
+    """One step of a rank; under work sharing one micro-batch."""
+    columns = {"bucket": bucket_number(rank, 0), "blocked": 0.0, "late": 0, "staleness": 0, "bytes": sum(NBYTES)}
+    rows[rank].append((of["result"], "steps", columns | of))
 
 
 def _full(job: Job, rows: dict[int, list[Row]], rng: np.random.Generator) -> None:
     begin = np.full(job.compute.shape[1], 1.0)
     for step, compute in enumerate(job.compute):
-        free = 0.0
-        for part, share in enumerate((FIRST_PART, 1.0)):
-            handed = begin + share * compute
-            for rank, time in enumerate(handed.tolist()):
-                rows[rank].append((time, "handed", {"time": time, "tensors": 4}))
-            start = max(float(handed.max()), free)
-            free = start + job.reduce
-            of = {"sequence": 2 * step + part, "step": step, "begin": start, "end": free, "bytes": NBYTES[part]}
-            seen = _reduction(job, rows, rng, **of)
-        begin = seen
+        handed = begin + compute
+        end = _reduction(job, rows, rng, sequence=step, end=handed.max() + job.reduce)
+        for rank, since in enumerate(begin):
+            times = {"begin": since if step else None, "handed": handed[rank], "result": end[rank]}
+            _step(rows, rank, bucket=-1, step=step, round=-1, reduced=end[rank] - handed.max(), **times)
+        begin = end
 
 
 class _Rounds:
@@ -124,6 +124,7 @@ class _Rounds:
         self.pending = [False] * self.size
         self.waiting: dict[int, float] = {}
         self.steps = [0] * self.size
+        self.began: list[float | None] = [None] * self.size
         self.queue = [(1.0 + job.compute[0, rank], rank) for rank in range(self.size)]
 
     def run(self) -> None:
@@ -135,15 +136,10 @@ class _Rounds:
                 self.close(max(self.waiting.values()), "liveness")
 
     def arrive(self, time: float, rank: int) -> None:
-        step = self.steps[rank]
-        for bucket, part in enumerate((FIRST_PART, 1.0)):
-            moment = time - (1 - part) * self.job.compute[step, rank]
-            columns = {"step": step, "bucket": bucket_number(rank, bucket), "time": moment}
-            self.rows[rank].append((moment, "arrivals", columns))
         slipped = time < self.busy_until
         if slipped or self.seen[rank] < self.round - 1:
             self.pending[rank] = True
-            self.result(rank, time, self.busy_until if slipped else time, late=1, fresh=self.quorum())
+            self.result(rank, time, self.busy_until if slipped else time, late=1)
             return
         self.waiting[rank] = time
         if len(self.waiting) >= self.quorum():
@@ -162,24 +158,22 @@ class _Rounds:
             columns |= {"quorum": self.quorum(), "gradients": gradients, "missing": missing, "delivered": delivered}
             self.rows[0].append((time, "rounds", columns))
         end = time + self.job.reduce
-        _reduction(self.job, self.rows, self.rng, sequence=self.round, step=-1, begin=time, end=end, bytes=sum(NBYTES))
+        _reduction(self.job, self.rows, self.rng, sequence=self.round, end=end)
         self.busy_until = end
         self.round += 1
         self.pending = [False] * self.size
         for rank, since in sorted(self.waiting.items()):
-            self.result(rank, since, end, late=0, fresh=len(self.waiting))
+            self.result(rank, since, end, late=0)
         self.waiting = {}
 
-    def result(self, rank: int, since: float, end: float, late: int, fresh: int) -> None:
+    def result(self, rank: int, since: float, end: float, late: int) -> None:
         missed = self.round - 2 - self.seen[rank] + late
         self.seen[rank] = self.round - 1
-        for bucket in range(len(BUCKETS)):
-            columns = {"bucket": bucket_number(rank, bucket), "time": end, "round": self.round - 1, "late": late}
-            columns |= {"staleness": max(missed, 0), "fresh": fresh, "gradients": fresh}
-            self.rows[rank].append((end, "results", columns))
-        if end > since:
-            end += WAKING
-            self.rows[rank].append((end, "waits", {"bucket": bucket_number(rank, 1), "begin": since, "end": end}))
+        times = {"begin": self.began[rank], "handed": since, "result": end}
+        told = {"round": self.round - 1, "late": late, "staleness": max(missed, 0)}
+        _step(self.rows, rank, step=self.steps[rank], reduced=min(end - since, self.job.reduce), **times, **told)
+        end += WAKING if end > since else 0.0
+        self.began[rank] = end
         self.steps[rank] += 1
         if self.steps[rank] < len(self.job.compute):
             heapq.heappush(self.queue, (end + self.job.compute[self.steps[rank], rank], rank))
@@ -195,25 +189,19 @@ def _shared(job: Job, rows: dict[int, list[Row]], rng: np.random.Generator) -> N
     for step, compute in enumerate(job.compute):
         late = np.zeros(len(compute)) if job.first is None else job.first[step].copy()
         free = [(begin, rank) for rank in range(len(compute))]
+        steps = []
         for _ in range(job.passes * len(compute)):
             since, rank = min(free)
             time = since + compute[rank] / job.passes + late[rank]
             late[rank] = 0.0
             free[rank] = time, rank
-            for bucket, part in enumerate((FIRST_PART, 1.0)):
-                moment = time - (1 - part) * compute[rank] / job.passes
-                columns = {"step": made[rank], "bucket": bucket_number(rank, bucket), "time": moment}
-                rows[rank].append((moment, "arrivals", columns))
+            steps.append((rank, {"step": made[rank], "begin": since if made[rank] else None, "handed": time}))
             made[rank] += 1
         end = max(free)[0] + job.reduce
-        of = {"sequence": step, "step": -1, "begin": end - job.reduce, "end": end, "bytes": sum(NBYTES)}
-        _reduction(job, rows, rng, **of)
-        for since, rank in free:
-            for bucket in range(len(BUCKETS)):
-                columns = {"bucket": bucket_number(rank, bucket), "time": end, "round": step, "late": 0, "staleness": 0}
-                rows[rank].append((end, "results", columns))
-            waited = {"bucket": bucket_number(rank, 0), "begin": since, "end": end + WAKING}
-            rows[rank].append((end + WAKING, "waits", waited))
+        _reduction(job, rows, rng, sequence=step, end=end)
+        for rank, of in steps:
+            is_last = of["handed"] == free[rank][0]  # before the others the rank was computing
+            _step(rows, rank, result=end, reduced=job.reduce if is_last else 0.0, round=step, **of)
         begin = end + WAKING
 
 
@@ -225,9 +213,13 @@ def _write_rank(path: Path, job: Job, rank: int, rows: list[Row]) -> None:
         return BOOT + host.offset + (1 + host.drift) * time
 
     def local(value: Any, column: str) -> Any:
-        return round(1e6 * (shown(value) - shown(start))) if column in ("time", "begin", "end") else value
+        if column in ("blocked", "reduced"):
+            return round(1e6 * (1 + host.drift) * value)
+        if column in ("time", "begin", "handed", "result", "end"):
+            return -1 if value is None else round(1e6 * (shown(value) - shown(start)))
+        return value
 
-    header = {"format": "horovod_partial.recording", "version": 1, "run": job.run, "rank": rank, "host": host.name}
+    header = {"format": "horovod_partial.recording", "version": 2, "run": job.run, "rank": rank, "host": host.name}
     header |= {"clock": host.name, "size": job.compute.shape[1], "pid": 4711 + rank}
     header |= {"wall": WALL + start + host.wall_error, "steady": round(1e6 * shown(start))}
     policy = repr(SharedUpdates(job.passes, False)) if job.passes else f"quorum:{job.quorum}"

@@ -36,8 +36,7 @@ def test_all_ranks_and_segments_are_read(tmp_path: Path) -> None:
     read = recording.load(tmp_path)
     assert (read.run, read.size, list(read.ranks), read.remarks) == (synthetic.RUN, 4, [0, 1, 2, 3], ())
     for rank in read.ranks.values():
-        assert rank.tables["arrivals"]["step"].tolist() == sorted([*range(30)] * 2)
-        assert len(rank.tables["results"]["time"]) == 60
+        assert rank.tables["steps"]["step"].tolist() == [*range(30)]
         assert sorted(bucket.name for bucket in rank.buckets.values()) == list(synthetic.BUCKETS)
     rounds = read.ranks[0].tables["rounds"]
     assert rounds["reason"][0] == "first"
@@ -77,12 +76,12 @@ def test_ranks_that_are_missing_are_told(tmp_path: Path) -> None:
     assert [steps.rank for steps in steps_of(tmp_path).ranks] == [1, 3]
 
 
-@pytest.mark.parametrize(("quorum", "steps"), [(None, 28), (2, 29)])
-def test_a_job_that_was_killed_says_so(tmp_path: Path, quorum: int | None, steps: int) -> None:
-    written(tmp_path, quorum=quorum, ended=False)
+@pytest.mark.parametrize(("quorum", "passes", "steps"), [(None, 0, 29), (2, 0, 29), (None, 4, 28)])
+def test_a_job_that_was_killed_says_so(tmp_path: Path, quorum: int | None, passes: int, steps: int) -> None:
+    written(tmp_path, quorum=quorum, passes=passes, ended=False)
     (remark,) = recording.load(tmp_path).remarks
     assert remark == "No end was recorded on ranks 0, 1, 2, 3: killed, or still running."
-    # Under Full nothing tells whether the last of 30 steps was over; the first has no begin.
+    # The first of 30 steps has no begin. Under work sharing nothing tells whether the last update is whole.
     assert {len(rank.step) for rank in steps_of(tmp_path).ranks} == {steps}
 
 
@@ -91,9 +90,7 @@ def test_a_job_that_was_killed_says_so(tmp_path: Path, quorum: int | None, steps
 def test_steps_behind_segments_that_are_missing(
     tmp_path: Path, missing: list[int], first: int, told: str, quorum: int | None
 ) -> None:
-    # With a quorum of all, ranks mostly wait for rank 3, so a segment begins with results of arrivals in the one before.
-    compute = synthetic.even(100, 4) * [1, 1, 1, 4 if quorum == 4 else 1]
-    path = written(tmp_path, compute=compute, segments=5, quorum=quorum)
+    path = written(tmp_path, compute=synthetic.even(100, 4), segments=5, quorum=quorum)
     whole = {steps.rank: steps for steps in steps_of(tmp_path).ranks}[1]
     for segment in missing:
         (path / f"rank-1.{segment}.jsonl").unlink()
@@ -127,7 +124,7 @@ def spoil(path: Path, number: int, **changes: object) -> None:
 @pytest.mark.parametrize(
     ("number", "changes", "message"),
     [
-        (0, {"version": 2}, "version 2, and this horovod-partial reads 1"),
+        (0, {"version": 1}, "version 1, and this horovod-partial reads 2"),
         (0, {"format": "other"}, "no recording of horovod-partial"),
         (0, {"rank": 3}, "is of rank 3, segment 0"),
         (0, {"size": "many"}, "size"),
@@ -204,7 +201,7 @@ def test_wall_clocks_stand_in_for_too_few_reductions(tmp_path: Path) -> None:
     clock = Clocks.fit(recording.load(tmp_path)).hosts["worker-1"]
     assert clock.source == "wall"
     assert clock.offset == pytest.approx(3.0 - 0.25, abs=1e-3)
-    assert "has only 6 reductions of all ranks in common" in str(clock)
+    assert "has only 3 reductions of all ranks in common" in str(clock)
 
 
 # --- Steps ------------------------------------------------------------------------------------------------------------
@@ -219,7 +216,7 @@ def test_compute_times_are_those_of_the_job(tmp_path: Path, quorum: int | None) 
     for rank in steps.ranks:
         assert rank.step.tolist() == list(range(1, 100))
         assert rank.compute == pytest.approx(compute[1:, rank.rank], abs=1e-5)
-        assert rank.wait.min() > -1e-6
+        assert rank.wait.min() > -2e-6  # recorded times are rounded
         assert rank.wait + rank.reduce == pytest.approx(rank.result - rank.handed)
         assert (rank.begin[1:] >= rank.result[:-1] - 1e-6).all()
 
@@ -228,18 +225,16 @@ def test_compute_times_are_those_of_the_job(tmp_path: Path, quorum: int | None) 
 def test_what_carries_the_training_is_told_by_bytes(tmp_path: Path, nbytes: int, rounds: bool) -> None:
     path = written(tmp_path, compute=synthetic.even(50, 2), quorum=None)
     for file in path.iterdir():
-        moments = [1_000_000 * k for k in range(1, 6)]
+        moments = [1_000_000 * k for k in range(5)]
         bucket = {"table": "buckets", "bucket": [0], "name": ["loss"], "policy": ["solo"], "process_set": [0]}
-        results = {"time": moments, "round": list(range(5)), "late": [0] * 5, "staleness": [0] * 5}
-        lines = [
-            bucket | {"bytes": [nbytes]},
-            {"table": "arrivals", "step": list(range(5)), "bucket": [0] * 5, "time": moments},
-            {"table": "results", "bucket": [0] * 5, **results},
-        ]
+        times = {"begin": [-1, *moments[1:]], "handed": moments, "result": moments}
+        rest = {name: [0] * 5 for name in ("bucket", "blocked", "reduced", "late", "staleness")}
+        steps = {"table": "steps", "step": [*range(5)], "round": [*range(5)], "bytes": [nbytes] * 5, **times, **rest}
+        lines = [bucket | {"bytes": [nbytes]}, steps]
         file.write_text(file.read_text() + "".join(json.dumps(line) + "\n" for line in lines))
-    steps = steps_of(tmp_path)
-    assert (steps.policy, steps.rounds) == (("solo", True) if rounds else ("full", False))
-    assert {len(rank.step) for rank in steps.ranks} == {4 if rounds else 49}
+    found = steps_of(tmp_path)
+    assert (found.policy, found.rounds) == (("solo", True) if rounds else ("full", False))
+    assert {len(rank.step) for rank in found.ranks} == {4 if rounds else 49}
 
 
 def test_under_full_the_others_wait_for_the_slowest(tmp_path: Path) -> None:
@@ -247,10 +242,8 @@ def test_under_full_the_others_wait_for_the_slowest(tmp_path: Path) -> None:
     compute[:, 2] = 0.16
     written(tmp_path, compute=compute, quorum=None, reduce=0.01)
     for rank in steps_of(tmp_path).ranks:
-        overlap = 0.096 + 0.01 - 0.1  # the first bucket still travels when the fast ranks have handed over the second
-        waited, reduced = (0.0, 0.01) if rank.rank == 2 else (0.06 - overlap, 0.01 + overlap)
-        assert np.median(rank.wait) == pytest.approx(waited, abs=1e-3)
-        assert np.median(rank.reduce) == pytest.approx(reduced, abs=1e-3)
+        assert np.median(rank.wait) == pytest.approx(0.0 if rank.rank == 2 else 0.06, abs=1e-3)
+        assert np.median(rank.reduce) == pytest.approx(0.01, abs=1e-3)
         assert not rank.late.any()
 
 
@@ -301,11 +294,12 @@ def test_waits_for_more_than_gradients_are_told_from_those(
     clocks = Clocks.fit(read)
     rank, steps = read.ranks[0], JobSteps.of(read, clocks).ranks[0]
     zero = clocks.seconds(rank, np.array([0]))[0]
-    # Parts of the way from a step's begin to its last tensors, or beyond those.
-    handed = steps.begin + 0.6 * (steps.result - steps.begin)
-    steps = replace(steps, handed=handed)
-    length = (steps.result - steps.begin)[:, None]
-    begin, end = (1e6 * (steps.begin[:, None] + length * [pair[i] for pair in waits] - zero) for i in (0, 1))
-    table = {"bucket": np.full(begin.size, -1), "begin": begin.ravel().astype(int), "end": end.ravel().astype(int)}
+    # Parts of the way from a step's begin to its result. The last tensors were handed over at 0.6.
+    length = steps.result - steps.begin
+    handed = 0.6
+    computed = handed - sum(min(end, handed) - begin for begin, end in waits)
+    steps = replace(steps, handed=steps.begin + handed * length, compute=computed * length)
+    begin = 1e6 * (steps.begin[:, None] + length[:, None] * [begin for begin, _ in waits] - zero)
+    table = {"begin": begin.ravel().astype(int)}
     rank = replace(rank, tables={**rank.tables, "waits": table})
     assert share_with_other_waits(rank, steps, clocks, rounds=False) == share

@@ -69,8 +69,8 @@ def test_waiting_is_set_against_full(summary: Summary) -> None:
     if summary.steps.rounds:
         assert summary.waited.sum() < 0.3 * full
         assert f"would have made it wait for {full:.1f} s" in summary.waiting
-    else:  # less what the first bucket's reduction fills of it
-        assert summary.waited.sum() == pytest.approx(full, rel=0.15)
+    else:
+        assert summary.waited.sum() == pytest.approx(full, rel=0.01)
         assert summary.waiting.endswith("A policy that waits for nobody saves that at most.")
 
 
@@ -82,13 +82,10 @@ def test_who_made_the_micro_batches(tmp_path: Path) -> None:
     assert summary.steps.passes == 4
     told = r"Rank 3 takes 3\.0 times \(95 %: \S+ to \S+\) as long as the median rank, in (\d+) of \1 steps"
     assert re.match(told, summary.answer)
-    arrivals = [0, 0, 0, 0]
-    for rank in range(4):
-        for line in map(json.loads, (folder / f"rank-{rank}.0.jsonl").read_text().splitlines()):
-            if line.get("table") == "arrivals":
-                arrivals[rank] += line["bucket"].count(synthetic.bucket_number(rank, 0))
     made = [rank.micro_batches for rank in summary.ranks]
-    assert made == arrivals
+    for rank, micro_batches in enumerate(made):
+        lines = map(json.loads, (folder / f"rank-{rank}.0.jsonl").read_text().splitlines())
+        assert micro_batches == sum(len(line["step"]) for line in lines if line.get("table") == "steps")
     assert sum(made) == 60 * 16
     assert made[3] < 0.5 * made[0]
     full = (compute[1:].max(axis=1) - compute[1:].mean(axis=1)).sum()
@@ -121,13 +118,13 @@ def test_another_optimizer_does_not_join_the_updates(tmp_path: Path, passes: int
         file = folder / f"rank-{rank}.0.jsonl"
         lines = [json.loads(line) for line in file.read_text().splitlines()]
         last = next(line["time"][0] for line in lines if line.get("table") == "end")
-        later = [dict(line) for line in lines if line.get("table") in ("buckets", "arrivals", "results", "waits")]
+        later = [dict(line) for line in lines if line.get("table") in ("buckets", "steps")][:2]
         for line in later:
-            line["bucket"] = [number + 2 for number in line["bucket"]][:10]
-            for column in set(line) - {"table", "bucket"}:
-                line[column] = [
-                    value + last if column in ("time", "begin", "end") else value for value in line[column][:10]
-                ]
+            for column in set(line) - {"table"}:
+                line[column] = line[column][:10]
+            line["bucket"] = [number + 2 for number in line["bucket"]]
+            for column in set(line) & {"begin", "handed", "result"}:
+                line[column] = [time + last for time in line[column]]
             if "name" in line:
                 line["name"] = [name.replace("optimizer", "second") for name in line["name"]]
         file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *later]))

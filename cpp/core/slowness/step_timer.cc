@@ -1,13 +1,14 @@
 #include "core/slowness/step_timer.h"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <optional>
 #include <utility>
 
 namespace horovod_partial {
 
-void Blocked::Add(Time begin, Time end) {
+void Spans::Add(Time begin, Time end) {
   while (!spans_.empty() && spans_.back().second >= begin) {  // of waits on two threads, one may lie in the other
     begin = std::min(begin, spans_.back().first);
     end = std::max(end, spans_.back().second);
@@ -17,74 +18,85 @@ void Blocked::Add(Time begin, Time end) {
   if (spans_.size() > kMost) spans_.pop_front();
 }
 
-void Blocked::ForgetBefore(Time time) {
+void Spans::ForgetBefore(Time time) {
   while (!spans_.empty() && spans_.front().second <= time) spans_.pop_front();
 }
 
-Time Blocked::Within(Time begin, Time end) const {
+Time Spans::Within(Time begin, Time end) const {
   Time sum{0};
   for (const auto& [first, last] : spans_) sum += std::max(std::min(last, end) - std::max(first, begin), Time(0));
   return sum;
 }
 
-void ArrivalSteps::Arrived(std::int64_t step, Time time) {
-  if (step != step_) {
-    if (begin_ && handed_ > *begin_) ended_.Add(*step_, handed_ - *begin_ - blocked_.Within(*begin_, handed_));
-    // Micro-batches of work sharing have one result together, so one may begin with the arrival of the one before.
-    if (step_) begin_ = std::min(std::max(resumed_, handed_), time);
-    step_ = step;
-    blocked_.ForgetBefore(begin_.value_or(time));
-  }
-  handed_ = std::max(handed_, time);
+Time Spans::WithinBoth(Time begin, Time end, const Spans& others) const {
+  Time sum{0};
+  for (const auto& [first, last] : spans_) sum += others.Within(std::max(first, begin), std::min(last, end));
+  return sum;
 }
 
-void ArrivalSteps::Waited(Time begin, Time end, bool for_round) {
-  if (for_round) Got(end);
-  blocked_.Add(begin, end);
-}
-
-void ReductionSteps::Handed(Time time) {
-  handed_.push_back(time);
-  if (handed_.size() > kMostHanded) handed_.pop_front();
-}
-
-void ReductionSteps::Reduced(std::int64_t step, Time begin, Time end) {
-  if (step_ && step != *step_) {
-    const auto after = std::upper_bound(handed_.begin(), handed_.end(), last_begin_);
-    // If the rank handed over no tensors, it takes no step of its own: it has called `join`.
-    if (begin_ && after != handed_.begin() && *std::prev(after) > *begin_) {
-      const Time handed = *std::prev(after);
-      ended_.Add(*step_, handed - *begin_ - blocked_.Within(*begin_, handed));
+void StepTimer::Arrived(const std::vector<std::string>& names, std::int64_t bucket, Time time, std::size_t bytes) {
+  const std::int64_t step = counter_.Count(names);
+  if (rows_.empty() || step != rows_.back().number) {
+    PassOnBut(1);
+    Row opened;
+    opened.number = step;
+    opened.begin = rows_.empty() ? resumed_ : std::max(resumed_, rows_.back().handed);
+    rows_.push_back(std::move(opened));
+    if (rows_.size() > kMost) {
+      rows_.pop_front();
+      follows_ = false;
     }
-    handed_.erase(handed_.begin(), after);
-    begin_ = last_end_;
-    last_end_ = end;
-    blocked_.ForgetBefore(*begin_);
+    for (Spans* spans : {&blocked_, &reductions_}) spans->ForgetBefore(*rows_.front().begin);
   }
-  step_ = step;
-  last_begin_ = begin;
-  last_end_ = std::max(last_end_, end);
+  Row& row = rows_.back();
+  bytes_ += bytes;
+  row.bytes += bytes;
+  row.handed = std::max(row.handed, time);
+  row.outstanding.insert(bucket);
+  if (bytes < row.most) return;
+  row.most = bytes;
+  row.bucket = bucket;
 }
 
-void StepTimer::Arrived(std::int64_t step, Time time, std::size_t bytes) {
-  arrived_ += bytes;
-  arrivals_.Arrived(step, time);
+void StepTimer::Got(std::int64_t bucket, Time time, Round round, bool late, int staleness) {
+  for (Row& row : rows_) {  // micro-batches of work sharing have one result together
+    if (row.outstanding.erase(bucket) == 0) continue;
+    resumed_ = std::max(resumed_, time);
+    row.result = std::max(row.result, time);
+    row.round = std::max(row.round, round);
+    row.late = row.late || late;
+    row.staleness = std::max(row.staleness, staleness);
+  }
 }
 
 void StepTimer::Waited(Time begin, Time end, bool for_round) {
-  arrivals_.Waited(begin, end, for_round);
-  reductions_.Waited(begin, end);
+  blocked_.Add(begin, end);
+  if (for_round) resumed_ = std::max(resumed_, end);
 }
 
-void StepTimer::Reduced(std::int64_t step, Time begin, Time end, std::size_t bytes) {
-  reduced_ += bytes;
-  reductions_.Reduced(step, begin, end);
+void StepTimer::Flush() {
+  PassOnBut(0);
+  rows_.clear();
+  follows_ = false;
 }
 
-StepReport StepTimer::Take() {
-  std::vector<TimedStep> arrivals = arrivals_.Take(), reductions = reductions_.Take();
-  const std::size_t before = std::exchange(reported_, arrived_ + reduced_);
-  return {std::move(arrived_ > reduced_ ? arrivals : reductions), static_cast<std::int64_t>(reported_ - before)};
+void StepTimer::PassOnBut(std::size_t kept) {
+  for (; rows_.size() > kept && rows_.front().outstanding.empty(); rows_.pop_front()) {
+    Step step = rows_.front();
+    // A rank that had no tensors for Horovod's own reductions takes no step of its own: it has called `join`.
+    const bool joined = step.bucket < 0 && step.handed <= *step.begin;
+    const Time begin = std::min(*step.begin, step.handed);
+    // While reductions run, the rank may be computing the next micro-batch of its update.
+    const Time until = rows_.size() > 1 ? std::min(step.result, *rows_[1].begin) : step.result;
+    step.blocked = blocked_.Within(begin, step.handed);
+    step.reduced = blocked_.WithinBoth(begin, step.handed, reductions_) + reductions_.Within(step.handed, until);
+    step.begin = begin;
+    if (!std::exchange(follows_, !joined)) step.begin.reset();
+    if (joined) continue;
+    pass_on_(step);
+    if (!step.begin || step.handed == begin || computed_.size() == kMost) continue;
+    computed_.push_back({step.number, std::chrono::duration<double>(step.handed - begin - step.blocked).count()});
+  }
 }
 
 void StepRows::Add(Rank rank, const std::vector<TimedStep>& steps) {

@@ -1,13 +1,16 @@
-// Measures how long one rank computes in each of its steps, while the job runs, and lines up the steps of the ranks.
+// Finds the steps of one rank while the job runs, and lines up the steps of the ranks.
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
+#include <set>
+#include <string>
 #include <tuple>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -39,87 +42,99 @@ struct StepReport {
   bool operator==(const StepReport& other) const { return Fields(*this) == Fields(other); }
 };
 
-// When the application was blocked. Spans must be added in the order of their ends.
-class Blocked {
+// One step of a rank.
+struct Step {
+  std::int64_t bucket = -1;  // the one with the most bytes; -1 for a step of Horovod's own reductions
+  std::int64_t number = 0;
+  std::optional<Time> begin;  // unknown if the step before is
+  Time handed{0};             // the last arrival
+  Time result{0};             // the last result
+  Time blocked{0};            // how long the application was blocked, from begin to handed
+  Time reduced{0};            // how long reductions ran while the application was blocked, or after handed
+  Round round = -1;           // the newest one with a result in the step
+  bool late = false;
+  int staleness = 0;
+  std::size_t bytes = 0;
+};
+
+// Counts steps: a name that comes again begins the next one.
+class StepCounter {
+ public:
+  // Returns the number of the step, from 0, to which all of these names belong.
+  std::int64_t Count(const std::vector<std::string>& names) {
+    std::vector<std::size_t> hashes;  // if two names have one hash, a step begins too early, but nothing worse happens
+    for (const std::string& name : names) hashes.push_back(std::hash<std::string>{}(name));
+    const bool is_full = seen_.size() >= kMostNames;
+    if (is_full ||
+        std::any_of(hashes.begin(), hashes.end(), [this](std::size_t hash) { return seen_.count(hash) > 0; })) {
+      seen_.clear();
+      ++step_;
+    }
+    seen_.insert(hashes.begin(), hashes.end());
+    return step_;
+  }
+
+ private:
+  // The largest number of names in a step. It bounds the memory if a program gives each operation a new name.
+  static constexpr std::size_t kMostNames = 1 << 20;
+  std::unordered_set<std::size_t> seen_;
+  std::int64_t step_ = 0;
+};
+
+// Spans of time that do not overlap. They must be added in the order of their ends.
+class Spans {
  public:
   void Add(Time begin, Time end);
   // Forgets what ended before `time`.
   void ForgetBefore(Time time);
-  // Returns for how long the application was blocked from `begin` to `end`.
+  // Returns how much of the time from `begin` to `end` lies in the spans.
   Time Within(Time begin, Time end) const;
+  // Returns how much of it lies both in these spans and in others.
+  Time WithinBoth(Time begin, Time end, const Spans& others) const;
 
  private:
   static constexpr std::size_t kMost = 4096;  // spans of one step; older ones are forgotten
-  std::deque<std::pair<Time, Time>> spans_;   // they do not overlap
+  std::deque<std::pair<Time, Time>> spans_;
 };
 
-// Steps that have ended and were not taken yet. If nobody takes them, the newest ones are dropped.
-class EndedSteps {
- public:
-  void Add(std::int64_t number, Time compute) {
-    if (steps_.size() < kMost) steps_.push_back({number, std::chrono::duration<double>(compute).count()});
-  }
-  std::vector<TimedStep> Take() { return std::exchange(steps_, {}); }
-
- private:
-  static constexpr std::size_t kMost = 2048;
-  std::vector<TimedStep> steps_;
-};
-
-// Steps of a policy with rounds. A step begins with the last arrival, result or end of a wait of the step before, and
-// its compute ends with its own last arrival. Under work sharing a micro-batch counts as a step.
-class ArrivalSteps {
- public:
-  void Arrived(std::int64_t step, Time time);
-  void Got(Time time) { resumed_ = std::max(resumed_, time); }
-  // The application was blocked: in a wait for a round, or for an operation of Horovod's own.
-  void Waited(Time begin, Time end, bool for_round);
-  // Returns the steps that have ended since the last call.
-  std::vector<TimedStep> Take() { return ended_.Take(); }
-
- private:
-  std::optional<std::int64_t> step_;
-  std::optional<Time> begin_;  // of the present step; unknown for the first one
-  Time handed_{0};             // the last arrival
-  Time resumed_{0};            // when the last result or wait for a round ended
-  Blocked blocked_;
-  EndedSteps ended_;
-};
-
-// Steps without rounds, from the reductions of Horovod's own. A step begins when the last reduction of the step before
-// has ended. Its compute ends when Horovod's cycle last saw new tensors before the last reduction of the step.
-class ReductionSteps {
- public:
-  void Handed(Time time);
-  void Reduced(std::int64_t step, Time begin, Time end);
-  void Waited(Time begin, Time end) { blocked_.Add(begin, end); }
-  std::vector<TimedStep> Take() { return ended_.Take(); }
-
- private:
-  static constexpr std::size_t kMostHanded = 4096;  // of one step; older ones are forgotten
-  std::optional<std::int64_t> step_;
-  std::optional<Time> begin_;
-  Time last_begin_{0}, last_end_{0};  // of the last reduction of the present step
-  std::deque<Time> handed_;
-  Blocked blocked_;
-  EndedSteps ended_;
-};
-
-// The steps of the training: those of whichever way more bytes have gone.
+// Finds the steps of a rank. A step begins with the last arrival, result or end of a wait for a round of the step
+// before, and its compute ends with its own last arrival. Under work sharing a micro-batch counts as a step. A step is
+// passed on when the next one has closed, because until then a wait that was open in the step may end.
 class StepTimer {
  public:
-  void Arrived(std::int64_t step, Time time, std::size_t bytes);
-  void Got(Time time) { arrivals_.Got(time); }
+  explicit StepTimer(std::function<void(const Step&)> pass_on) : pass_on_(std::move(pass_on)) {}
+
+  // What has these names was handed over: to a bucket, or (-1) to Horovod. A name that comes again begins a step.
+  void Arrived(const std::vector<std::string>& names, std::int64_t bucket, Time time, std::size_t bytes);
+  void Got(std::int64_t bucket, Time time, Round round, bool late, int staleness);
+  // The application was blocked, for a round or for something else.
   void Waited(Time begin, Time end, bool for_round);
-  void Handed(Time time) { reductions_.Handed(time); }
-  void Reduced(std::int64_t step, Time begin, Time end, std::size_t bytes);
-  StepReport Take();
+  // A reduction of any kind ran.
+  void Reduced(Time begin, Time end) { reductions_.Add(begin, end); }
+  // Passes on the last steps. The next one will have no begin.
+  void Flush();
+  // Returns the compute times of the steps since the last call. If nobody takes them, the newest ones are dropped.
+  std::vector<TimedStep> Take() { return std::exchange(computed_, {}); }
+  // Returns how many bytes have arrived.
+  std::size_t bytes() const { return bytes_; }
 
  private:
-  ArrivalSteps arrivals_;
-  ReductionSteps reductions_;
-  std::size_t arrived_ = 0, reduced_ = 0;  // bytes
-  std::size_t reported_ = 0;               // the bytes in all reports so far
+  struct Row : Step {
+    std::size_t most = 0;                // the bytes of `bucket`
+    std::set<std::int64_t> outstanding;  // buckets without a result
+  };
+  // Passes on steps up to the first one without all results, but for the last `kept` ones.
+  void PassOnBut(std::size_t kept);
+
+  static constexpr std::size_t kMost = 2048;  // older rows and newer compute times are forgotten
+  std::function<void(const Step&)> pass_on_;
+  StepCounter counter_;
+  std::deque<Row> rows_;  // that have not been passed on; the last one is open
+  bool follows_ = false;  // whether the step before the first row was passed on
+  Time resumed_{0};       // when the last result came, or the last wait for a round ended
+  Spans blocked_, reductions_;
+  std::vector<TimedStep> computed_;
+  std::size_t bytes_ = 0;
 };
 
 // Steps are lined up by their numbers. Under a policy that does not wait for slow ranks, a fast rank may be far ahead.

@@ -10,26 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 FORMAT = "horovod_partial.recording"
-VERSION = 1
+VERSION = 2
 
 Table = dict[str, NDArray[Any]]
 
 # The tables of a recording, each with the types of the columns that are read: integers, texts, and lists of ranks.
 TABLES: dict[str, dict[str, type]] = {
     "buckets": {"bucket": int, "name": str, "policy": str, "process_set": int, "bytes": int},
-    "arrivals": {"step": int, "bucket": int, "time": int},
-    "results": {"bucket": int, "time": int, "round": int, "late": int, "staleness": int},
-    "waits": {"bucket": int, "begin": int, "end": int},
-    "handed": {"time": int, "tensors": int},
-    "reductions": {
-        "sequence": int,
-        "process_set": int,
-        "step": int,
-        "begin": int,
-        "end": int,
-        "bytes": int,
-        "everyone": int,
-    },
+    "steps": dict.fromkeys(
+        ("bucket", "step", "begin", "handed", "result", "blocked", "reduced", "round", "late", "staleness", "bytes"),
+        int,
+    ),
+    "waits": {"begin": int},
+    "reductions": {"sequence": int, "process_set": int, "end": int, "everyone": int},
     "rounds": {
         "bucket": int,
         "round": int,

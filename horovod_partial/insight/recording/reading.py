@@ -132,7 +132,7 @@ def _files(folder: Path) -> dict[int, dict[int, Path]]:
 
 def _rank(rank: int, files: dict[int, Path], remarks: list[str]) -> RankRecording | None:
     """Read a rank's recording, and add `remarks` on missing data. Returns None if no file has a complete first line."""
-    # Arrivals and results are matched by order. A missing file breaks it, so use only files after the last missing one.
+    # The steps before and after a missing file do not follow each other, so use only files after the last missing one.
     newest = max(files)
     oldest = next(number for number in range(newest, -2, -1) if number not in files) + 1
     if oldest > 0:
@@ -158,8 +158,8 @@ def _rank(rank: int, files: dict[int, Path], remarks: list[str]) -> RankRecordin
         *(names[column].tolist() for column in ("bucket", "name", "policy", "process_set", "bytes")), strict=True
     )
     buckets = {number: Bucket(*row) for number, *row in rows}
-    for name in ("arrivals", "results", "rounds"):
-        unknown = set(tables[name]["bucket"].tolist()) - set(buckets)
+    for name, known in (("steps", {-1, *buckets}), ("rounds", set(buckets))):
+        unknown = set(tables[name]["bucket"].tolist()) - known
         if unknown:
             raise ValueError(
                 f"{files[newest].parent}, rank {rank}: table {name!r} has buckets that no line names: {unknown}"
