@@ -84,8 +84,8 @@ _CHANGED_BY_HAND = (
 
 _LEFT_OUT = (
     "the result of a round was shown by optimizer.synchronize(), and zero_grad() or another backward pass came before a step with "
-    "it. But a rank was late. So its gradients of this step come in a later round, or those of an earlier step were in this one, and are "
-    "left out too. To accumulate several backward passes, pass backward_passes_per_step= to hvd.DistributedOptimizer, and synchronize "
+    "it. But a rank was late: its gradients of this step will be in a later round, or its gradients of an earlier step were in this one, "
+    "and are lost. To accumulate several backward passes, pass backward_passes_per_step= to hvd.DistributedOptimizer, and synchronize "
     "after the last pass only. If these gradients were made by the loss of another optimizer, as with a GAN, call "
     "requires_grad_(False) on this optimizer's model around that backward pass (examples/torch/cookbook/gan.py). To leave gradients "
     "out by their values, pass grad_transform="

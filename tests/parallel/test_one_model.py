@@ -428,7 +428,7 @@ def test_clipping_by_hand_raises_where_rounds_were_missed(world: World, changes:
 
 @pytest.mark.usefixtures("heals")
 def test_a_result_is_left_out_only_if_no_rank_was_late(world: World) -> None:
-    """Else what the program throws away comes in a later round, or what it needs is thrown away."""
+    """Otherwise gradients that are left out would come back later, or gradients of other steps would be lost."""
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), sync="quorum:3")
     for raises in ([], [1], [0, 1, 2, 3]):  # the third round has what was late for the second
