@@ -29,8 +29,7 @@ def measure(what: str, module: str, front_end: str, pairs: int, steps: dict[str,
     """On every rank: for each set of shapes and policy the seconds of a step, without and with a recording or a watch."""
     own = importlib.import_module(module)
     hvd = importlib.import_module(front_end)
-    library = importlib.import_module(f"{front_end}.operations").runtime._library
-    attach = importlib.import_module("horovod_partial._attach")  # Horovod must be there before
+    core = importlib.import_module(f"{front_end}.operations").runtime.core
     found = {}
     for shape_set, make_shapes in shapes.SETS.items():
         arms = own.make_steps(shape_set, make_shapes())
@@ -46,9 +45,9 @@ def measure(what: str, module: str, front_end: str, pairs: int, steps: dict[str,
 
             def end() -> None:
                 if what == "watch":
-                    attach.watch(library, False)
+                    core.watch(False)
                 else:
-                    attach.end_recording(library)
+                    core.end_recording()
 
             for pair in range(-1, pairs):  # the first one warms up
                 harness.progress(f"{what}, {shape_set}, {policy}", pair + 1, pairs + 1)
