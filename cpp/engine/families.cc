@@ -1,6 +1,7 @@
 #include "engine/families.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 
 #include "engine/log.h"
@@ -9,15 +10,19 @@
 namespace horovod_partial {
 namespace {
 
+void ForEach(const Buckets& buckets, const std::function<void(SharedBucket&)>& function) {
+  for (const auto& bucket : buckets) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    function(*bucket);
+  }
+}
+
 // RoundsToTake stops the adding up of a family's untaken results. The destructor of this class allows it again.
 class BeingTaken {
  public:
   explicit BeingTaken(const Buckets& family) : family_(family) {}
   ~BeingTaken() {
-    for (const auto& bucket : family_) {
-      std::lock_guard<std::mutex> lock(bucket->mutex);
-      bucket->core.BeTaken(false);
-    }
+    ForEach(family_, [](SharedBucket& bucket) { bucket.core.BeTaken(false); });
   }
   BeingTaken(const BeingTaken&) = delete;
   BeingTaken& operator=(const BeingTaken&) = delete;
@@ -35,13 +40,12 @@ int Families::RoundsToTake(const Buckets& family, bool takes) const {
   int rounds = 1;
   int least = std::numeric_limits<int>::max();
   Round before = kForEver;  // the number of rounds that this rank may still take in its flush
-  for (const auto& bucket : family) {
-    std::lock_guard<std::mutex> lock(bucket->mutex);
-    if (takes) bucket->core.BeTaken(true);
-    rounds = std::max(rounds, bucket->core.oldest_rounds());
-    least = std::min(least, bucket->core.untaken());
-    if (flush_.bounds()) before = std::min(before, bucket->flush_end - bucket->core.taken());
-  }
+  ForEach(family, [&](SharedBucket& bucket) {
+    if (takes) bucket.core.BeTaken(true);
+    rounds = std::max(rounds, bucket.core.oldest_rounds());
+    least = std::min(least, bucket.core.untaken());
+    if (flush_.bounds()) before = std::min(before, bucket.flush_end - bucket.core.taken());
+  });
   return !family.empty() && rounds <= least && rounds <= before ? rounds : 0;
 }
 
@@ -49,11 +53,11 @@ bool Families::HasRound(const Family& family) const { return RoundsToTake(bucket
 
 bool Families::IsNearlyFull(const Family& family) const {
   const Buckets buckets = buckets_.FindAll(family);
-  const auto nearly_full = [](const auto& bucket) {
-    std::lock_guard<std::mutex> lock(bucket->mutex);
-    return bucket->core.untaken() + 1 >= bucket->core.options().replay_limit;
-  };
-  return std::any_of(buckets.begin(), buckets.end(), nearly_full) && RoundsToTake(buckets, false) > 0;
+  bool is_nearly_full = false;
+  ForEach(buckets, [&](SharedBucket& bucket) {
+    is_nearly_full |= bucket.core.untaken() + 1 >= bucket.core.options().replay_limit;
+  });
+  return is_nearly_full && RoundsToTake(buckets, false) > 0;
 }
 
 std::optional<TakenRounds> Families::TakeRound(const std::vector<Member>& family) {
@@ -90,34 +94,21 @@ std::optional<TakenRounds> Families::TakeRound(const std::vector<Member>& family
 }
 
 void Families::Claim(const Family& family) const {
-  for (const auto& bucket : buckets_.FindAll(family)) {
-    std::lock_guard<std::mutex> lock(bucket->mutex);
-    bucket->arrivals.Claim(bucket->core.completed());
-  }
+  ForEach(buckets_.FindAll(family), [](SharedBucket& bucket) { bucket.arrivals.Claim(bucket.core.completed()); });
 }
 
 void Families::Clear(const Family& family) {
   const Buckets buckets = buckets_.FindAll(family);
   Round complete = kForEver;
-  for (const auto& bucket : buckets) {
-    std::lock_guard<std::mutex> lock(bucket->mutex);
-    complete = std::min(complete, bucket->core.completed());
-  }
-  for (const auto& bucket : buckets) {
-    std::lock_guard<std::mutex> lock(bucket->mutex);
-    bucket->core.Clear(complete);
-  }
+  ForEach(buckets, [&](SharedBucket& bucket) { complete = std::min(complete, bucket.core.completed()); });
+  ForEach(buckets, [&](SharedBucket& bucket) { bucket.core.Clear(complete); });
   surroundings_.news = true;  // other ranks may wait until these buckets have room for results
 }
 
 Round Families::Taken(const Family& family) const {
-  Round taken = family.empty() ? 0 : kForEver;
-  for (const std::string& name : family) {
-    const auto bucket = buckets_.Find(name);
-    if (bucket == nullptr) return 0;
-    std::lock_guard<std::mutex> lock(bucket->mutex);
-    taken = std::min(taken, bucket->core.taken());
-  }
+  const Buckets buckets = buckets_.FindAll(family);
+  Round taken = buckets.empty() ? 0 : kForEver;
+  ForEach(buckets, [&](SharedBucket& bucket) { taken = std::min(taken, bucket.core.taken()); });
   return taken;
 }
 
@@ -133,17 +124,11 @@ Round Families::Lost(const Family& family) const {
 }
 
 void Families::CountHealed(const Family& family) const {
-  for (const auto& bucket : buckets_.FindAll(family)) {
-    std::lock_guard<std::mutex> lock(bucket->mutex);
-    ++bucket->statistics.healed;
-  }
+  ForEach(buckets_.FindAll(family), [](SharedBucket& bucket) { ++bucket.statistics.healed; });
 }
 
 void Draining::Add(int waits) const {
-  for (const auto& bucket : buckets_) {
-    std::lock_guard<std::mutex> lock(bucket->mutex);
-    bucket->draining += waits;
-  }
+  ForEach(buckets_, [&](SharedBucket& bucket) { bucket.draining += waits; });
 }
 
 }  // namespace horovod_partial

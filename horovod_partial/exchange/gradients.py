@@ -76,7 +76,6 @@ class StepApplier(ABC):
         self.process_set = exchange.process_set
         self.thread = this_thread()
         self._exchange = weakref.ref(exchange)
-        self._runtime = exchange.runtime
         self._family = family
         self._variables = variables
         self._apply = apply
@@ -91,15 +90,6 @@ class StepApplier(ABC):
     def family(self) -> _attach.Family | None:
         """The buckets of the gradients; None once the exchange is gone."""
         return None if self._exchange() is None else self._family
-
-    @property
-    def has_rounds(self) -> bool:
-        """Whether a round has ended in all buckets in this generation. Only for eager code."""
-        return self._family.taken > 0
-
-    def steps_of(self, gradients: Any) -> Any:
-        """Same as `Runtime.steps_of`, for the family of this object."""
-        return self._runtime.steps_of(self._family, gradients)
 
     @abstractmethod
     def apply_arrived(self, arrived: Any) -> None:
@@ -257,7 +247,7 @@ class GradientExchange(ABC):
         def with_local_ones(results: list[Any], count: Any) -> None:
             for i, result in zip(shared, results, strict=True):
                 combined[i] = result
-            apply(combined, everything, applier.steps_of(count))
+            apply(combined, everything, self.runtime.steps_of(applier._family, count))
 
         if len(shared) < len(everything):
             self._apply_first(arrived, with_local_ones)
@@ -285,7 +275,8 @@ class GradientExchange(ABC):
     @property
     def is_in_use(self) -> bool:
         """Whether a round has ended in some of the buckets in this generation. Only for eager code."""
-        return not self._full and any(applier.has_rounds for applier in self._appliers.values())
+        names = () if self._full else self._bucket_names()
+        return any(self.runtime.family(self.process_set, [name]).taken for name in names)
 
     def enter_generation(self, local: Iterable[Any]) -> None:
         """Belong to this generation of Horovod from now on. `local` are the variables that `register_local` has named."""

@@ -7,10 +7,16 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from horovod_partial.runtime.healing import Key, Replica
 
-def digest(data: Any) -> str:
-    """Return a hash of bytes, an array or another object with a buffer, as hexadecimal digits."""
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+def hashes_of(replica: Replica) -> dict[str, str]:
+    """Return a hash of each value of a replica, by its name, without the options of parameter groups."""
+    values: dict[Key, Any] = {key: repr(of).encode() for key, of in replica.numbers().items() if key[0] != "group"}
+    return {
+        " ".join(map(str, key)).strip(): hashlib.blake2b(data, digest_size=8).hexdigest()
+        for key, data in (values | replica.arrays()).items()
+    }
 
 
 def check_equal(hashes: Mapping[str, str], gather: Callable[[bytes], Sequence[bytes]], ranks: Iterable[int]) -> None:

@@ -87,7 +87,7 @@ class _StepApplier(gradients.StepApplier):
 
     def apply_rounds(self) -> None:
         while count := self._step.family.take_into_buckets():
-            self._apply(self._step.results(), self._variables, self.steps_of(count))
+            self._apply(self._step.results(), self._variables, runtime.steps_of(self._family, count))
 
 
 class GradientExchange(gradients.GradientExchange):

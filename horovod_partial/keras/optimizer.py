@@ -223,13 +223,8 @@ class _State:
 
     def _in_use(self, optimizer: Any) -> GradientExchange | ModelExchange | WorkSharingExchange | None:
         """Return `_current()`. If a graph of an earlier generation still runs, its exchange belongs to this one from now on."""
-        made = self._made
-        if (
-            not self._tenure.is_current
-            and isinstance(made, GradientExchange)
-            and made.is_in_use
-            and _names.take(made.name)
-        ):
+        made = None if self._tenure.is_current else self._made
+        if isinstance(made, GradientExchange) and made.is_in_use and _names.take(made.name):
             self._tenure.enter()
             made.enter_generation(self._local)
             self._introduce(made, ())  # this rank has taken steps since the restart, so its variables are other ones

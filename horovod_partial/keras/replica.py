@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -21,7 +22,7 @@ def replica_of(optimizer: Any) -> Callable[[list[Any]], Replica | None]:
 
     def replica(variables: list[Any]) -> Replica | None:
         own = reference()
-        return None if own is None else _Replica(variables, own)
+        return None if own is None else ReplicaOfVariables(variables, own)
 
     return replica
 
@@ -42,15 +43,16 @@ def variables_of(optimizer: Any) -> list[Any]:
     return getattr(optimizer, "all_variables", None) or getattr(optimizer, "variables", [])
 
 
-class _Replica:
+class ReplicaOfVariables:
     """The values of a training that ranks compare after a flush, a `runtime.healing.Replica`. Only for eager code."""
 
     def __init__(self, variables: list[Any], optimizer: Any) -> None:
         self._optimizer = optimizer  # this reference keeps the optimizer, and so its buckets, alive while ranks compare
         self._variables = variables
         everything = {"weight": variables, "optimizer's variable": state_of(optimizer)}
+        # Keras numbers all layers of a process, so paths of variables may differ between ranks. Remove the numbers.
         self._named: dict[Key, Any] = {
-            (kind, index, ""): variable
+            (kind, index, re.sub(r"_\d+", "", variable.path)): variable
             for kind, of_kind in everything.items()
             for index, variable in enumerate(of_kind)
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import keras
@@ -10,7 +9,7 @@ import keras
 from horovod_partial.checks import require
 from horovod_partial.exchange import replicas
 from horovod_partial.keras.backend import backend
-from horovod_partial.keras.replica import state_of
+from horovod_partial.keras.replica import ReplicaOfVariables
 
 
 def assert_replicas_equal(model: keras.Model, optimizer: Any = None) -> None:
@@ -32,17 +31,10 @@ def assert_replicas_equal(model: keras.Model, optimizer: Any = None) -> None:
     require(isinstance(model, keras.Model), "model", "a keras.Model", model)
     fits = optimizer is None or isinstance(optimizer, keras.optimizers.Optimizer)
     require(fits, "optimizer", "one of Keras 3", optimizer)
-    weights = [("weight", variable) for variable in model.trainable_weights]
-    state = [("optimizer's variable", variable) for variable in state_of(optimizer)]
-    hashes = {}
-    for index, (kind, variable) in enumerate([*weights, *state]):
-        # Keras numbers all layers of a process, so paths of variables may differ between ranks. Remove the numbers.
-        path = re.sub(r"_\d+", "", variable.path)
-        value = keras.ops.convert_to_numpy(variable.value)
-        hashes[f"{kind} {path} (number {index})"] = replicas.digest(value.tobytes())
+    replica = ReplicaOfVariables(model.trainable_weights, optimizer)
     everyone = backend.horovod.global_process_set
     replicas.check_equal(
-        hashes,
+        replicas.hashes_of(replica),
         lambda data: backend.gather_bytes(data, "assert_replicas_equal", everyone),
         range(backend.horovod.size()),
     )

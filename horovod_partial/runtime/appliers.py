@@ -136,9 +136,3 @@ class Meanwhile:
         """Tell the core that the thread's wait is over."""
         for draining in self.drainings:
             draining.end()
-
-
-def names_of(appliers: Iterable[Applier]) -> list[list[str]]:
-    """Return for each applier the list of its buckets' names."""
-    families = (applier.family for applier in appliers)
-    return [[] if family is None else family.names for family in families]

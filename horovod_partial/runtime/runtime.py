@@ -26,7 +26,7 @@ from horovod.common.process_sets import ProcessSet
 from horovod_partial import _attach, log
 from horovod_partial.checks import is_number, require
 from horovod_partial.runtime import bucket_config, failure, healing, heartbeat
-from horovod_partial.runtime.appliers import Applier, Averager, Meanwhile, Sharer, names_of, this_thread
+from horovod_partial.runtime.appliers import Applier, Averager, Meanwhile, Sharer, this_thread
 from horovod_partial.runtime.build import check_features
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.settings import adopt, settings, shared
@@ -106,7 +106,7 @@ class Runtime:
         self._agree_on_settings()
         self._observe_as_set()
         self._monitor = None  # this ends the heartbeats of an earlier `init`
-        self._monitor = heartbeat.begin(self._mpi_ops.rank(), self._mpi_ops.size(), self._gather)
+        self._monitor = heartbeat.begin(self._mpi_ops.rank(), self._mpi_ops.size(), self.core.gather)
         if settings().watches_steps:
             self._warn_of_no_watch()
 
@@ -152,11 +152,8 @@ class Runtime:
         if self._monitor is not None:
             self._monitor.rest()
 
-    def _gather(self, text: str) -> list[str]:
-        return self.core.gather(text)
-
     def _agree_on_settings(self) -> None:
-        taken = adopt([json.loads(text) for text in self._gather(json.dumps(shared()))], self._mpi_ops.rank())
+        taken = adopt([json.loads(text) for text in self.core.gather(json.dumps(shared()))], self._mpi_ops.rank())
         if taken:
             log.logger.warning("%s is set on rank 0 and not here; this rank takes it", ", ".join(taken))
 
@@ -229,10 +226,6 @@ class Runtime:
                 "init, or a line above says why"
             )
 
-    def record_wait(self, begin: int, end: int) -> None:
-        """Record that Horovod's own operation blocked the application, from `begin` to `end` by `time.monotonic_ns`."""
-        self.core.record_wait(begin, end)
-
     def shutdown(self) -> None:
         """Wait until every rank calls this and late contributions are delivered; then call Horovod's `shutdown`.
 
@@ -278,7 +271,7 @@ class Runtime:
             sharer.leave()
         for process_set in list(self._process_sets):  # a copy, because other threads may add process sets
             appliers = self._appliers_of(process_set)
-            self.core.deliver(process_set, names_of(appliers))
+            self.core.deliver(process_set, [applier.family.names for applier in appliers])
             for applier in appliers:
                 applier.apply_rounds()
         trained = []
@@ -323,7 +316,7 @@ class Runtime:
         if errors:
             raise errors[0]
         with self._appliers_lock:
-            ahead = names_of(applier for applier in self._appliers if applier.is_ahead)
+            ahead = [each.family.names for each in self._appliers if each.is_ahead and each.family]
         return unsettled.union(*ahead)
 
     def _warn_of_unsettled(self, unsettled: set[str]) -> None:
@@ -569,7 +562,7 @@ class Runtime:
     def _flush(
         self,
         process_set: int,
-        appliers: Sequence[Applier],
+        appliers: Sequence[Any],
         *,
         ends: bool,
         compares: bool = False,
@@ -592,14 +585,14 @@ class Runtime:
             lock.release()
 
     def _flush_in_turn(
-        self, process_set: int, appliers: Sequence[Applier], *, ends: bool, compares: bool, joined: Container[str]
+        self, process_set: int, appliers: Sequence[Any], *, ends: bool, compares: bool, joined: Container[str]
     ) -> None:
         if self._take_over() and not getattr(self._thread, "takes_no_rounds", False):
             appliers = self._appliers_of(process_set)
         sharers = self._sharers()
         for sharer in sharers:
             sharer.leave()
-        families = names_of(appliers)
+        families = [applier.family.names for applier in appliers]
         meeting = self._meeting_of(process_set) if compares else None
         if meeting is not None:
             meeting.come()
@@ -679,7 +672,7 @@ class Runtime:
                 "hvd.flush() has not applied the rounds that %d optimizer(s) have missed, with the bucket %s: another thread, "
                 "which is idle now, has taken their steps. Their models differ from those of other ranks. Call "
                 "optimizer.flush() of each, on every rank",
-                *(len(idle), names_of(idle)[0][0]),
+                *(len(idle), idle[0].family.names[0]),
             )
 
     def _of_other_threads(self) -> list[Any]:
@@ -692,7 +685,7 @@ class Runtime:
         with self._appliers_lock:
             return [each for each in exchanges if each.thread == thread or each.thread() is None]
 
-    def _appliers_of(self, process_set: int) -> list[Applier]:
+    def _appliers_of(self, process_set: int) -> list[Any]:
         """Return the appliers of a process set whose rounds this thread may apply now."""
         return [
             applier

@@ -164,7 +164,7 @@ class StepApplier(gradients.StepApplier):
         def another(_: tf.Tensor, *memory: tf.Tensor) -> list[tf.Tensor]:
             results, count = take_round(self.process_set, self._buckets, memory)
             with tf.device(None):  # let TensorFlow choose the device on which variables are updated
-                update = lambda: self._apply(results, self._variables, self.steps_of(count))
+                update = lambda: self._apply(results, self._variables, runtime.steps_of(self._family, count))
                 tf.cond(count > 0, lambda: done(update), nothing)
             # Run `has_round` last: it begins a new iteration. TensorFlow orders side effects only within an iteration.
             before = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()

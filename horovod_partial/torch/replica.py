@@ -45,9 +45,7 @@ class ReplicaState:
     `followers` change with the optimizer's rounds. They have `state_dict` and `load_state_dict`.
     """
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, names: Mapping[torch.nn.Parameter, str], followers: Sequence[Any]
-    ) -> None:
+    def __init__(self, optimizer: Any, names: Mapping[torch.nn.Parameter, str], followers: Sequence[Any]) -> None:
         self._optimizer = optimizer
         self._parameters = {name: parameter for parameter, name in names.items()}
         self._followers = followers

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from horovod_partial.exchange.arguments import check_kinds
 from horovod_partial.torch.gradient_exchange import GradientExchange
 from horovod_partial.torch.model_buckets import ModelBucket
 from horovod_partial.torch.operations import runtime
-from horovod_partial.torch.replica import bytes_of
+from horovod_partial.torch.replica import ReplicaState
+
+_NO_OPTIMIZER = SimpleNamespace(state={}, param_groups=[])
 
 # Keys by which the state of a learning rate schedule, or of a GradScaler, is recognised. A flush may change both.
 _MOVED_BY_ROUNDS = ({"last_epoch", "_step_count"}, {"scale", "growth_factor", "_growth_tracker"})
@@ -48,9 +51,10 @@ def assert_replicas_equal(
     require(fits, "optimizer", "an optimizer of PyTorch", optimizer)
     if not process_set.included():
         return
-    hashes = {f"parameter {name}": _digest(parameter) for name, parameter in model.named_parameters()}
-    if optimizer is not None:
-        hashes.update((name, _digest(value)) for name, value in _state(model, optimizer))
+    groups = [] if optimizer is None else optimizer.param_groups
+    names = {parameter: f"number {i}" for i, parameter in enumerate(p for group in groups for p in group["params"])}
+    names |= {parameter: name for name, parameter in model.named_parameters()}
+    hashes = replicas.hashes_of(ReplicaState(optimizer or _NO_OPTIMIZER, names, ()))
     ranks = process_set.ranks if process_set.ranks is not None else range(mpi_ops.size())
     replicas.check_equal(hashes, lambda data: gather_bytes(data, "assert_replicas_equal", process_set), ranks)
 
@@ -179,17 +183,3 @@ def gather_bytes(data: bytes, name: str, process_set: ProcessSet) -> list[bytes]
     tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     everything = mpi_ops.allgather(tensor, name=name, process_set=process_set)
     return [part.numpy().tobytes() for part in everything.split(sizes.tolist())]
-
-
-def _state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for index, parameter in enumerate(parameters):
-        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
-            yield f"state {key} of parameter {names.get(id(parameter), index)}", value
-
-
-def _digest(value: Any) -> str:
-    if not torch.is_tensor(value):
-        return replicas.digest(repr(value).encode())
-    return replicas.digest(bytes_of(value))

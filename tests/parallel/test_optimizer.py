@@ -261,7 +261,7 @@ def test_replicas_that_differ_are_told_on_every_rank(world: World) -> None:
     odd = world.size - 1
     cases = [
         (model[3].bias, rf"1 of \d+ tensors: parameter 3.bias of rank\(s\) {odd} is not that of rank 0"),
-        (optimizer.state[model[0].weight]["exp_avg"], rf"state exp_avg of parameter 0.weight of rank\(s\) {odd} "),
+        (optimizer.state[model[0].weight]["exp_avg"], rf"state 0.weight exp_avg of rank\(s\) {odd} "),
     ]
     for tensor, text in cases:
         before = tensor.detach().clone()
@@ -275,7 +275,7 @@ def test_replicas_that_differ_are_told_on_every_rank(world: World) -> None:
     if world.rank == 0:
         del optimizer.state[model[0].weight]["step"]
     others = ", ".join(str(rank) for rank in world.ranks if rank > 0)
-    with pytest.raises(AssertionError, match=rf"state step of parameter 0.weight of rank\(s\) {others} is not"):
+    with pytest.raises(AssertionError, match=rf"state 0.weight step of rank\(s\) {others} is not"):
         hvd.assert_replicas_equal(model, optimizer)
     hvd.assert_replicas_equal(model)
 

@@ -100,7 +100,7 @@ def test_steps_behind_segments_that_are_missing(
     left = {steps.rank: steps for steps in steps_of(tmp_path).ranks}[1]
     assert 0 < len(left.step) < len(whole.step)
     same = np.isin(whole.step, left.step)
-    for name in ("begin", "handed", "result", "round", "late", "staleness", "reduce", "wait"):
+    for name in ("begin", "handed", "result", "late", "staleness", "reduce", "wait"):
         assert np.array_equal(getattr(whole, name)[same], getattr(left, name)), name
 
 
@@ -257,7 +257,6 @@ def test_a_slow_rank_is_late_under_a_quorum(tmp_path: Path) -> None:
     assert slow.late.all()
     assert np.median(slow.staleness) in (2, 3)
     assert slow.wait.max() < 0.01
-    assert (np.diff(ranks[3].round[ranks[3].round >= 0]) >= 0).all()
 
 
 def test_common_steps_have_one_shape(tmp_path: Path) -> None:

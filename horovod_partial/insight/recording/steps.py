@@ -38,9 +38,8 @@ class RankSteps:
 
     `step` is the number of the step on this rank; under `WorkSharing()` the number of the update. `micro_batches` says
     how many micro-batches of the step this rank made; 1 under other policies. At `begin` the application went on after
-    the step before, at `handed` the rank's compute ended, and at `result` the last result was there. `round` is the
-    newest round with a result in the step; -1 if it had none. `late` says whether a contribution of the step was late.
-    `staleness` is the maximum over the buckets.
+    the step before, at `handed` the rank's compute ended, and at `result` the last result was there. `late` says whether
+    a contribution of the step was late. `staleness` is the maximum over the buckets.
 
     The rank computed for `compute` seconds, and waited for others for `wait` seconds. Reductions ran for `reduce`
     seconds after the compute or during a wait. For an equal share of the step the rank would have computed for `share`
@@ -54,7 +53,6 @@ class RankSteps:
     begin: Floats
     handed: Floats
     result: Floats
-    round: Integers
     late: NDArray[np.bool_]
     staleness: Integers
     compute: Floats
@@ -201,7 +199,6 @@ def _steps(rank: RankRecording, clocks: Clocks, rows: Table, passes: int) -> Ran
         begin=begin[first],
         handed=handed[last],
         result=result[last],
-        round=rows["round"][last],
         late=np.maximum.reduceat(rows["late"], first) > 0,
         staleness=np.maximum.reduceat(rows["staleness"], first),
         compute=compute,
