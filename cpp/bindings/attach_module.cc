@@ -6,6 +6,8 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
+#include <string>
 #include <tuple>
 
 #include "attach/attachment.h"
@@ -464,6 +466,13 @@ PYBIND11_MODULE(_attach, m) {
           },
           released, py::arg("failure"))
       .def("statistics", &Statistics, process_set)
+      .def(
+          "unsettled_without_owner",
+          [](const LibraryHandle& library, std::int32_t process_set) {
+            const auto session = attach::ReadySession(library, process_set);
+            return session == nullptr ? std::set<std::string>() : session->engine().UnsettledWithoutOwner();
+          },
+          released, process_set)
       .def("submit", &Submit, process_set, name, py::arg("config"), py::arg("input"), py::arg("output"),
            py::arg("work"), py::arg("stream"))
       .def(

@@ -56,6 +56,16 @@ void BucketMap::Forget(const SharedBucket& bucket) {
   buckets_.erase(bucket.core.name());
 }
 
+void BucketMap::NoteUnsettled(const std::string& name) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  unsettled_.insert(name);
+}
+
+std::set<std::string> BucketMap::unsettled() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return unsettled_;
+}
+
 void BucketMap::Own(const std::string& name, const std::shared_ptr<const Owner>& owner) {
   {
     std::lock_guard<std::mutex> lock(mutex_);

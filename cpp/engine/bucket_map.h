@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,9 @@ class BucketMap {
   // Records that this rank lost contributions or results when the coordinator refused a bucket, and no thread has got
   // the error. The next call of Declare or ThrowIfLost throws it, once.
   void NoteLoss(const std::string& error);
+  // Records that a bucket was unsettled when its owner was gone. Called with the bucket's lock held.
+  void NoteUnsettled(const std::string& name);
+  std::set<std::string> unsettled() const;
   void ThrowIfLost();
 
  private:
@@ -65,6 +69,7 @@ class BucketMap {
   std::string closed_;
   std::string refusal_;
   std::string loss_;
+  std::set<std::string> unsettled_;  // the names of buckets that were unsettled when their owners were gone
 };
 
 }  // namespace horovod_partial

@@ -139,7 +139,10 @@ std::optional<Report::Item> Engine::ItemOf(SharedBucket& bucket, Time now, bool 
     return item;
   }
   item.kind = retired ? Kind::kRetired : Kind::kPending;
-  if (retired) core.DiscardMissed();
+  if (retired) {
+    if (bucket.Unsettled()) buckets_.NoteUnsettled(core.name());
+    core.DiscardMissed();
+  }
   // A rank that will not train any more keeps its old model out of the averages of other ranks.
   const bool leaves = retired || ends;
   if (!leaves || core.options().late != Late::kKeep) {

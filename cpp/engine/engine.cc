@@ -226,11 +226,8 @@ std::vector<BucketSnapshot> Engine::Snapshot() const {
   for (const auto& bucket : buckets_.All()) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     const Bucket& core = bucket->core;
-    // If a bucket discards late contributions, its missed results do not matter: these are older models, or empty.
-    const bool misses = core.missed_gradients() > 0 && core.options().late != Late::kDiscard;
-    const bool unsettled = bucket->owner != nullptr && (core.HasPending() || misses);
     snapshot.push_back({core.name(), bucket->statistics, core.held_bytes(), core.HasPending(), core.missed_rounds(),
-                        core.completed(), unsettled});
+                        core.completed(), bucket->Unsettled()});
   }
   return snapshot;
 }

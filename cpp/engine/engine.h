@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -127,6 +128,8 @@ class Engine {
   int CatchUp(const std::string& bucket, int iteration);
   // Returns what this rank knows of each bucket. The buckets are read one after the other, not at one moment.
   std::vector<BucketSnapshot> Snapshot() const;
+  // Returns the names of buckets that were unsettled when their owners were gone. Some of them may have ended since.
+  std::set<std::string> UnsettledWithoutOwner() const { return buckets_.unsettled(); }
   Rank rank() const { return surroundings_.rank; }
   int size() const { return surroundings_.size; }
 

@@ -69,6 +69,12 @@ bool SharedBucket::Wait(Operation& waited, bool collects, const IsDue& is_due) {
   return waited.done;
 }
 
+bool SharedBucket::Unsettled() const {
+  // If a bucket discards late contributions, its missed results do not matter: these are older models, or empty.
+  const bool misses = core.missed_gradients() > 0 && core.options().late != Late::kDiscard;
+  return owner != nullptr && (core.HasPending() || misses);
+}
+
 void SharedBucket::Arrive(Calls& calls) {
   if (operation->arrival.output == nullptr) {
     operation->scratch.Reserve(core.bytes(), core.memory());

@@ -75,6 +75,8 @@ struct SharedBucket {
   // Under work sharing: returns how many micro-batches of the open update this rank has made.
   int Made() const { return core.state() == Bucket::State::kArrived ? core.arrival().gradients : 0; }
   bool OwnerIsGone() const { return owner != nullptr && owner->gone(); }
+  // Returns true if the bucket has an owner, whose model lacks gradients: what is pending here, or missed results.
+  bool Unsettled() const;
   bool Retired() const { return OwnerIsGone() && operation == nullptr; }
   // Returns 0 if ranks compare replicas in this bucket, because flushes do not wait for it. Otherwise returns 1.
   int Counts() const { return IsOfFlushes(core.name()) ? 0 : 1; }

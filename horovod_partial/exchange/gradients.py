@@ -284,10 +284,7 @@ class GradientExchange(ABC):
         self._local = {self._number(variable) for variable in local}
 
     def introduce(self, variables: Mapping[healing.Key, healing.Array]) -> None:
-        """Begin to compare the variables that the ranks begin to train. From now on flushes compare replicas, too.
-
-        Without variables this rank takes part, and is not compared.
-        """
+        """Begin to compare the variables that ranks begin to train. From now on flushes compare replicas, too."""
         meeting = self.runtime.meet(self.process_set)
         if meeting is not None:
             start = f"{bucket_config.INTERNAL}start.{self.name}"

@@ -224,10 +224,7 @@ class Meeting:
 
 
 class Introduction:
-    """Compares the parameters that the ranks begin to train with, by hashes in a bucket named `name`.
-
-    A rank without parameters takes part, and is not compared.
-    """
+    """Compares the parameters that ranks begin to train with, by hashes in the bucket `name`. Ranks without any take part."""
 
     def __init__(self, meeting: Meeting, name: str, parameters: Mapping[Key, Array]) -> None:
         mine = np.zeros(meeting.size, np.int32)

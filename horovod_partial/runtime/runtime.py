@@ -733,8 +733,10 @@ class Runtime:
         return {name: of for name, of in everything.items() if not name.startswith(bucket_config.INTERNAL)}
 
     def unsettled(self, process_set: int) -> set[str]:
-        """Return the names of optimizers' buckets in which this rank has late contributions or missed results."""
-        return {name for name, of in self.statistics(process_set).items() if of["unsettled"]}
+        """Return the optimizers' buckets with late contributions or missed results of this rank, now or when they went."""
+        gone = self.core.unsettled_without_owner(process_set)
+        found = {name for name in gone if not name.startswith(bucket_config.INTERNAL)}
+        return found.union(name for name, of in self.statistics(process_set).items() if of["unsettled"])
 
 
 def _unmoved(exchanges: Iterable[Any], place: Callable[[Any], Any]) -> list[Any]:
