@@ -50,6 +50,12 @@ struct FamilyHandle {
     const py::object id = process_set.attr("process_set_id");
     return id.is_none() ? kRemoved : id.cast<std::int32_t>();
   }
+  // To be called before the counts are used: they begin at 0 in each generation.
+  void EnterGeneration() {
+    const int now = attach::Generation(library);
+    if (now != generation) disturbed = lost_before = 0;
+    generation = now;
+  }
 };
 
 // Makes a method of FamilyHandle that calls `ask` with this rank's engine, without the interpreter's lock. If this rank
@@ -65,8 +71,7 @@ auto IfThere(Result (*ask)(Engine&, const Family&, Arguments...)) {
 }
 
 Round LostInAll(FamilyHandle& family) {
-  if (std::exchange(family.generation, attach::Generation(family.library)) != family.generation)
-    family.disturbed = family.lost_before = 0;
+  family.EnterGeneration();
   const auto lost = IfThere(+[](Engine& engine, const Family& names) { return engine.families().Lost(names); });
   return family.disturbed + lost(family);
 }
@@ -332,7 +337,12 @@ PYBIND11_MODULE(_attach, m) {
       .def_property_readonly("has_round",
                              IfThere(+[](Engine& engine, Names names) { return engine.families().HasRound(names); }))
       .def(
-          "disturb", [](FamilyHandle& family, int rounds) { family.disturbed += rounds; }, py::arg("rounds"))
+          "disturb",
+          [](FamilyHandle& family, int rounds) {
+            family.EnterGeneration();
+            family.disturbed += rounds;
+          },
+          py::arg("rounds"))
       .def("count_anew", [](FamilyHandle& family) { family.lost_before = LostInAll(family); })
       .def("count_healed", IfThere(+[](Engine& engine, Names names) { engine.families().CountHealed(names); }))
       .def("own", &Own, py::arg("owner"))

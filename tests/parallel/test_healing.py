@@ -386,3 +386,18 @@ def test_states_of_all_kinds(world: World, caplog: pytest.LogCaptureFixture) -> 
     assert caplog.text.count("nor heal the state weight sparse") == 1
     assert "a value like this cannot be sent: Tensor torch.float32 torch.sparse_coo" in caplog.text
     world.barrier()
+
+
+def test_rounds_that_are_lost_before_the_first_count_are_counted(world: World) -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), sync="quorum:1.0")
+    weight.sum().backward()
+    optimizer.step()
+    family = optimizer._exchange.family
+    family.disturb(2)
+    assert family.lost == 2
+    family.disturb(1)
+    assert family.lost == 3
+    family.count_anew()
+    assert family.lost == 0
+    world.barrier()
