@@ -64,9 +64,8 @@ class TensorFlowKerasState(elastic.KerasState):
 
     def __new__(cls, model: Any, optimizer: Any = None, **kwargs: Any) -> Any:
         if not hasattr(tf.keras, "ops") and isinstance(policies.resolve(None, settings().sync), policies.Full):
-            return horovods.TensorFlowKerasState(
-                model, optimizer, **kwargs
-            )  # Keras 2 is Horovod's own, as its optimizers are
+            # Keras 2 is Horovod's own, as its optimizers are.
+            return horovods.TensorFlowKerasState(model, optimizer, **kwargs)
         return super().__new__(cls)
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
