@@ -7,8 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-def packed_offsets(elements: list[int], element_bytes: int) -> list[int]: ...
-
 class _Fields:
     """A C++ structure of cpp/core, with its fields as attributes. Enumerations are names, and times are seconds."""
 

@@ -66,7 +66,7 @@ std::vector<std::string> Gather(const std::string& library_path, const std::stri
   };
   // Texts are gathered by sums, because a sum is Horovod's simplest operation. Each rank fills its own part of a row of
   // numbers and leaves the other parts 0. The sum over all ranks is the whole row.
-  const auto own = static_cast<std::size_t>(engine.rank());
+  const auto own = Index(engine.rank());
   std::vector<std::int64_t> lengths(static_cast<std::size_t>(engine.size()));
   lengths[own] = static_cast<std::int64_t>(text.size());
   lengths = sum("lengths", std::move(lengths));

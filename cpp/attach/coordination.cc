@@ -1,6 +1,7 @@
 #include "attach/coordination.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "attach/tensors.h"
 #include "engine/farewell.h"
 #include "engine/log.h"
+#include "engine/surroundings.h"
 
 namespace horovod_partial::attach {
 namespace {
@@ -21,6 +23,8 @@ constexpr bool kHooksGpus = true;
 #else
 constexpr bool kHooksGpus = false;
 #endif
+
+std::atomic<Time> last_logged_wait{Time::min()};  // when the heartbeats of this process last logged a long wait
 
 // Returns how long ranks may wait for each other before their waits fail. Returns kNever if Horovod's stall check is
 // off. Otherwise returns Horovod's warning time (at least 1 s) if the user has set it, else our default.
@@ -65,6 +69,8 @@ std::vector<hvd::Response> Unfused(const std::vector<hvd::Response>& responses,
 
 }  // namespace
 
+void NoteLoggedWait() { last_logged_wait = Now(); }
+
 std::string Failed(Rank rank) { return "rank " + std::to_string(rank) + " has failed: "; }
 
 void Coordination::Begin(hvd::HorovodGlobalState& state, bool for_all_ranks) {
@@ -78,8 +84,9 @@ bool Coordination::WatchWaits(Time now) {
   const Time end_after = std::chrono::seconds(inspector.stall_shutdown_time_seconds);
   if (!inspector.perform_stall_check || now - last_watch_ < warn_after / 10) return false;
   last_watch_ = now;
-  const std::string waits = coordinator_.DescribeWaits(now - warn_after);
   const bool ends = end_after > Time(0) && end_after >= warn_after && coordinator_.OldestWait() < now - end_after;
+  const bool explained = !ends && last_logged_wait.load() >= coordinator_.OldestWait();
+  const std::string waits = coordinator_.DescribeWaits(now - warn_after, explained);
   if (waits == warned_ && !ends) return false;
   warned_ = waits;
   if (waits.empty()) return false;
@@ -92,7 +99,7 @@ bool Coordination::WatchWaits(Time now) {
 bool Coordination::TakeReports(std::vector<hvd::RequestList>& ready, Time now) {
   bool fails = false;
   for (Rank rank = 1; rank < size_; ++rank) {
-    auto& list = ready[static_cast<std::size_t>(rank)];
+    auto& list = ready[Index(rank)];
     Report report;
     std::vector<hvd::Request> others;
     for (const auto& request : list.requests()) {
@@ -101,7 +108,7 @@ bool Coordination::TakeReports(std::vector<hvd::RequestList>& ready, Time now) {
         continue;
       }
       if (request.request_type() == hvd::Request::JOIN) {
-        joined_[static_cast<std::size_t>(rank)] = true;
+        joined_[Index(rank)] = true;
         join_devices_[rank] = request.device();
       }
       others.push_back(request);
@@ -174,7 +181,7 @@ int Coordination::OwnJoinDevice() const {
 std::string Coordination::LeaveOutZerosElsewhere(Closing& closing, const std::string& refusal) const {
   const auto on_host = [](int device) { return device == CPU_DEVICE_ID; };
   for (Rank rank = 0; rank < size_; ++rank) {
-    const auto at = static_cast<std::size_t>(rank);
+    const auto at = Index(rank);
     if (!joined_[at]) continue;
     const bool joined_on_host = on_host(join_devices_.at(rank));
     if (joined_on_host == on_host(coordinator_.declaration(closing.bucket).device)) continue;
@@ -206,8 +213,8 @@ std::vector<hvd::Request> Coordination::RowOf(const Closing& closing) const {
   request.set_postscale_factor(declaration.postscale_factor);
   std::vector<hvd::Request> row(static_cast<std::size_t>(size_), request);
   for (Rank rank = 0; rank < size_; ++rank) {
-    row[static_cast<std::size_t>(rank)].set_request_rank(rank);
-    row[static_cast<std::size_t>(rank)].set_device(refused ? CPU_DEVICE_ID : coordinator_.device(closing.bucket, rank));
+    row[Index(rank)].set_request_rank(rank);
+    row[Index(rank)].set_device(refused ? CPU_DEVICE_ID : coordinator_.device(closing.bucket, rank));
   }
   return row;
 }

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +14,10 @@ namespace horovod_partial::attach {
 
 std::string Failed(Rank rank);
 
+// Notes that the heartbeats of this process have logged a long wait just now. They say more of it than the coordinator
+// can (docs/protocol.md, rule 14), so Coordination does not log the same wait again. Any thread may call this.
+void NoteLoggedWait();
+
 // Connects the coordinator to Horovod. All functions but statistics() are called by the background thread.
 class Coordination {
  public:
@@ -24,8 +27,9 @@ class Coordination {
   // `for_all_ranks`: true for the process set of all ranks. Only the coordinator of this one looks for deadlocks.
   void Begin(hvd::HorovodGlobalState& state, bool for_all_ranks);
   bool WantsCycle(Time now) const { return coordinator_.NextDeadline() <= now; }
-  // Logs a warning if ranks wait long for rounds or flushes, because Horovod's stall inspector sees neither. Returns
-  // true if a wait is so long that the job must end by the inspector's settings.
+  // Logs a warning if ranks wait long for rounds or flushes, because Horovod's stall inspector sees neither. Leaves
+  // waits to heartbeats that explain them. Returns true if a wait is so long that the job must end by the inspector's
+  // settings.
   bool WatchWaits(Time now);
 
   // Reads the reports in the other ranks' request lists, and removes them, because Horovod would mistake a report for

@@ -52,8 +52,7 @@ void CycleRecord::Decided(const std::vector<Closing>& closings, const Coordinati
       round.missing.push_back(static_cast<Rank>(rank));
       if (contribution.gradients > 0) round.delivered.push_back(static_cast<Rank>(rank));
     }
-    std::size_t bytes = SizeOf(declaration.type);
-    for (const std::int64_t dimension : declaration.shape) bytes *= static_cast<std::size_t>(dimension);
+    const std::size_t bytes = ElementsOf(declaration.shape) * SizeOf(declaration.type);
     recorder_->Decided({process_set_id_, closing.bucket, policy.description, bytes}, round);
   }
 }

@@ -55,7 +55,7 @@ void Entries::AddForShutdown(std::function<void(const std::string& reason)> shut
 }
 
 void Entries::AddWhatIsMissing(const hvd::ResponseList& responses) {
-  const auto rank = static_cast<std::size_t>(engine_.rank());
+  const auto rank = Index(engine_.rank());
   for (const auto& response : responses.responses()) {
     if (!IsOurs(response)) continue;
     const bool error = response.response_type() == hvd::Response::ERROR;

@@ -50,10 +50,8 @@ hvd::Request Enclose(const Report& report, Rank rank) {
   return request;
 }
 
-bool IsReport(const hvd::Request& request) { return StartsWith(request.tensor_name(), kReport); }
-
 std::optional<Report> Open(const hvd::Request& request) {
-  if (!IsReport(request)) return std::nullopt;
+  if (!StartsWith(request.tensor_name(), kReport)) return std::nullopt;
   return DecodeReport(request.tensor_name().substr(kReport.size()));
 }
 

@@ -27,7 +27,6 @@ hvd::ReduceOp TravellingSum();
 
 // A report travels in an additional request, which the coordinator takes out before Horovod counts the requests.
 hvd::Request Enclose(const Report& report, Rank rank);
-bool IsReport(const hvd::Request& request);
 std::optional<Report> Open(const hvd::Request& request);
 
 // Appends closings to a response's list of devices, in the order of the response's tensors. Horovod caches a response

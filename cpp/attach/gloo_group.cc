@@ -40,7 +40,7 @@ class GroupBuffer final : public gloo::transport::UnboundBuffer {
   }
 
  private:
-  Rank RankOf(int place) const { return members_.at(static_cast<std::size_t>(place)); }
+  Rank RankOf(int place) const { return members_.at(Index(place)); }
 
   const std::unique_ptr<UnboundBuffer> buffer_;
   const Members members_;
@@ -54,7 +54,7 @@ class GroupTransport final : public gloo::transport::Context {
   }
 
   std::unique_ptr<gloo::transport::Pair>& getPair(int place) override {
-    return whole_->getPair(members_.at(static_cast<std::size_t>(place)));
+    return whole_->getPair(members_.at(Index(place)));
   }
   std::unique_ptr<gloo::transport::Pair>& createPair(int) override {
     throw std::logic_error("a group makes no connections");

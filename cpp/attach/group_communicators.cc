@@ -3,7 +3,6 @@
 #include <stdexcept>
 
 #include "attach/device.h"
-#include "attach/horovod.h"
 #include "attach/nccl_group.h"
 
 namespace horovod_partial::attach {
@@ -73,7 +72,7 @@ hvd::Status GroupCommunicators::ReduceInGroup(const Members& members,
   if (carrier == Carrier::kNccl) {
     hvd::Response mine = response;  // a copy with other devices, by which Horovod finds NCCL's communicator
     std::vector<std::int32_t> devices = members;
-    for (const Rank member : members) devices.push_back(response.devices()[static_cast<std::size_t>(member)]);
+    for (const Rank member : members) devices.push_back(response.devices()[Index(member)]);
     devices.push_back(kGroupKey);
     MakeNcclGroup(operation, process_set_, rank_, members, entries, devices);
     mine.set_devices(devices);

@@ -47,14 +47,14 @@ void HandshakeContext::Ended(hvd::HorovodGlobalState& state, const std::int64_t*
 
 std::vector<std::int64_t> SumOverRanks(const Attached& attached, const std::string& name,
                                        std::vector<std::int64_t> values, std::shared_ptr<hvd::OpContext> context) {
-  struct Result {
+  struct Outcome {
     std::mutex mutex;
     std::condition_variable done;
     bool finished = false;
     std::string error;
     std::vector<std::int64_t> values;
   };
-  const auto result = std::make_shared<Result>();
+  const auto result = std::make_shared<Outcome>();
   result->values = std::move(values);
   const auto count = static_cast<std::int64_t>(result->values.size());
   const auto tensor =

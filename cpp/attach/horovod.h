@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "core/values/types.h"
 #include "horovod/common/controller.h"
 #include "horovod/common/global_state.h"
 #include "horovod/common/ops/collective_operations.h"
@@ -46,12 +47,10 @@ struct AllreduceAccess : hvd::AllreduceOp {
 
 // While an object of this class lives, `place` holds `value`. Afterwards it holds its old value again.
 template <class T>
-class Instead {
+class Instead : private NonCopyable {
  public:
   Instead(T& place, T value) : place_(place), old_(std::exchange(place, std::move(value))) {}
   ~Instead() { place_ = std::move(old_); }
-  Instead(const Instead&) = delete;
-  Instead& operator=(const Instead&) = delete;
 
  private:
   T& place_;

@@ -3,7 +3,6 @@
 #if HAVE_NCCL
 #include <tuple>
 
-#include "attach/horovod.h"
 #include "horovod/common/ops/nccl_operations.h"
 
 namespace horovod_partial::attach {

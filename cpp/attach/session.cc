@@ -193,9 +193,8 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
     for (const auto& closing : closings) {
       const hvd::Request& request = rows.emplace_back(coordination_->RowOf(closing)).front();
       if (joined) continue;
-      std::int64_t elements = closing.error.empty() ? 1 : 0;
-      for (const std::int64_t dimension : request.tensor_shape()) elements *= dimension;
-      entries_->AddZeros(closing.bucket, request.tensor_type(), elements, request.device());
+      const std::size_t elements = closing.error.empty() ? ElementsOf(request.tensor_shape()) : 0;
+      entries_->AddZeros(closing.bucket, request.tensor_type(), static_cast<std::int64_t>(elements), request.device());
     }
     // From this call of Add on nothing may fail, because Horovod then reduces the rounds in this cycle.
     coordination_->Add(std::move(closings), std::move(rows), ready_to_reduce);

@@ -38,7 +38,6 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   Session(hvd::Controller& controller, const Engine::Thresholds& thresholds);
 
   Engine& engine() { return engine_; }
-  const Engine& engine() const { return engine_; }
 
   // Called when Horovod has been initialised anew. Every wait in this session fails, and nothing new is accepted.
   void Retire();

@@ -111,10 +111,7 @@ IsDue AnyOf(const Drainings& drainings) {
 
 // Python's reference to an owner of buckets, for example an optimizer. When Python destroys the reference, the owner's
 // buckets retire. A garbage collector may do this in any thread, and while the thread holds any lock.
-struct OwnerReference {
-  OwnerReference() = default;
-  OwnerReference(const OwnerReference&) = delete;
-  OwnerReference& operator=(const OwnerReference&) = delete;
+struct OwnerReference : private NonCopyable {
   ~OwnerReference() { owner->Leave(); }
 
   const std::shared_ptr<Owner> owner = std::make_shared<Owner>();
@@ -139,7 +136,7 @@ std::optional<std::pair<int, int>> NextMicroBatch(const FamilyHandle& family, bo
 // Takes the oldest untaken round of a family. `pointers` has memory for the result of each bucket. Returns the number
 // of gradients in the round, or nothing if this rank can take no round.
 std::optional<int> TakeRound(Engine& engine, const Family& names, const std::vector<std::uintptr_t>& pointers) {
-  std::vector<Member> family;
+  std::vector<FamilyBucket> family;
   for (std::size_t i = 0; i < names.size(); ++i) family.push_back({names[i], reinterpret_cast<void*>(pointers.at(i))});
   const auto taken = engine.families().TakeRound(family);
   return taken ? std::optional<int>(taken->gradients) : std::nullopt;
@@ -227,7 +224,7 @@ py::list RanksOf(const heartbeat::Monitor& monitor) {
     of["compute_seconds"] = rank.compute_seconds;
     of["bytes"] = rank.bytes;
     of["slowness"] = rank.slowness ? rank.slowness->factor : 1.0;
-    of["kind"] = rank.slowness ? NamesOf(rank.slowness->kind)[static_cast<std::size_t>(rank.slowness->kind)] : "none";
+    of["kind"] = rank.slowness ? NameOf(rank.slowness->kind) : "none";
     const auto tell = [&](const auto& sign) {
       if (sign.value >= 0) of[sign.name] = sign.value;
     };

@@ -6,7 +6,9 @@
 
 #include <chrono>
 #include <cstddef>
+#include <vector>
 
+#include "core/merging/merging_plan.h"
 #include "core/rounds/statistics.h"
 #include "core/values/types.h"
 
@@ -29,6 +31,14 @@ inline pybind11::dict Describe(const BucketStatistics& statistics) {
   result["fresh"] = statistics.fresh;
   result["staleness"] = staleness;
   return result;
+}
+
+inline std::vector<Gradient> Gradients(const std::vector<double>& ready, const std::vector<double>& bytes) {
+  if (ready.size() != bytes.size())
+    throw pybind11::value_error("ready and bytes must have one number for each gradient");
+  std::vector<Gradient> gradients;
+  for (std::size_t i = 0; i < ready.size(); ++i) gradients.push_back({ready[i], bytes[i]});
+  return gradients;
 }
 
 }  // namespace horovod_partial

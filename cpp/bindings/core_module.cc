@@ -16,20 +16,8 @@
 namespace py = pybind11;
 using namespace horovod_partial;
 
-namespace {
-
-std::vector<Gradient> Gradients(const std::vector<double>& ready, const std::vector<double>& bytes) {
-  if (ready.size() != bytes.size()) throw py::value_error("ready and bytes must have one number for each gradient");
-  std::vector<Gradient> gradients;
-  for (std::size_t i = 0; i < ready.size(); ++i) gradients.push_back({ready[i], bytes[i]});
-  return gradients;
-}
-
-}  // namespace
-
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The part of horovod_partial that needs no Horovod.";
-  m.def("packed_offsets", &PackedOffsets, py::arg("elements"), py::arg("element_bytes"));
 
   BindFields<Schedule>(m, "Schedule")
       .def(
@@ -78,7 +66,7 @@ PYBIND11_MODULE(_core, m) {
           [](SlowRanks& self, const std::vector<double>& seconds) {
             py::list news;
             for (const SlowRanks::News& one : self.Step(seconds))
-              news.append(py::make_tuple(NamesOf(one.change)[static_cast<std::size_t>(one.change)], one.slowness));
+              news.append(py::make_tuple(NameOf(one.change), one.slowness));
             return news;
           },
           py::arg("seconds"))

@@ -5,11 +5,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <cstddef>
 #include <string>
 #include <tuple>
 #include <type_traits>
-#include <utility>
 
 #include "bindings/conversions.h"
 #include "core/values/fields.h"
@@ -34,9 +32,9 @@ template <class Value>
 pybind11::object GetField(const Field<Value>& field) {
   using Plain = std::remove_const_t<Value>;
   if constexpr (std::is_enum_v<Plain>) {
-    return pybind11::str(NamesOf(Plain{})[static_cast<std::size_t>(field.value)]);
+    return pybind11::str(NameOf(field.value));
   } else if constexpr (std::is_same_v<Plain, Time>) {
-    return pybind11::float_(std::chrono::duration<double>(field.value).count());
+    return pybind11::float_(ToSeconds(field.value));
   } else {
     return pybind11::cast(field.value);
   }

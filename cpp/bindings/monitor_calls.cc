@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "attach/attachment.h"
+#include "attach/coordination.h"
 #include "bindings/stacks.h"
 #include "engine/log.h"
 #include "heartbeat/machine.h"
@@ -56,6 +57,7 @@ heartbeat::Calls MonitorCalls(Rank rank, const heartbeat::Limits& limits, const 
   calls.missing = EndWithoutRank(rank, limits.abort, neighbours);
   calls.look = attach::LookAtThisRank;
   calls.steps = attach::TakeStepsOfThisRank;
+  calls.explains = attach::NoteLoggedWait;
   // Another thread writes to standard error, because a slow or stopped reader would hold up the heartbeats.
   calls.tell = [rank](const std::string& text, const std::string& doing) {
     const auto say = [=] {

@@ -33,7 +33,7 @@ py::dict RunJob(const Matrix& delays, const std::vector<double>& ready, const st
   config.iterations = static_cast<int>(delays.shape(0));
   config.ranks = static_cast<int>(delays.shape(1));
   config.policy = policy;
-  for (std::size_t i = 0; i < ready.size(); ++i) config.messages.push_back({ready[i], bytes[i]});
+  config.messages = Gradients(ready, bytes);
   config.late = FromName<Late>("late", late);
   config.compute = compute;
   config.delays = Numbers(delays);
@@ -72,7 +72,7 @@ py::tuple RunSharedJob(const Matrix& in_first, const Matrix& in_each, const Matr
   config.in_first = Numbers(in_first);
   config.in_each = Numbers(in_each);
   config.in_own = Numbers(in_own);
-  for (std::size_t i = 0; i < ready.size(); ++i) config.messages.push_back({ready[i], bytes[i]});
+  config.messages = Gradients(ready, bytes);
   config.cost = {cost.first, cost.second};
   config.cycle = cycle;
   SharedJobResult result;

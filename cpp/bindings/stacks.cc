@@ -14,6 +14,8 @@
 #include <system_error>
 #include <thread>
 
+#include "core/values/types.h"
+
 namespace horovod_partial {
 namespace {
 
@@ -31,19 +33,9 @@ int HighestUnusedSignal() {
   return 0;
 }
 
-}  // namespace
-
-std::pair<int, int> PrepareStacks() {
-  static const int file = static_cast<int>(syscall(SYS_memfd_create, "stacks", kCloseOnExec));
-  static const int signal = file < 0 ? 0 : HighestUnusedSignal();
-  return {signal, file};
-}
-
-namespace {
-
 // While an object of this class lives, a helper thread holds the interpreter's lock, if it got the lock in time. So no
 // thread runs Python code. Running code would change a stack while the stack is read.
-class Stillness {
+class Stillness : private NonCopyable {
  public:
   Stillness() {
     if (Py_IsInitialized() == 0) return;
@@ -68,8 +60,6 @@ class Stillness {
     state_->over = true;
     state_->changed.notify_all();
   }
-  Stillness(const Stillness&) = delete;
-  Stillness& operator=(const Stillness&) = delete;
 
  private:
   // The longest wait for the interpreter's lock. A thread that keeps it longer is in C code: its stack rarely changes.
@@ -85,6 +75,12 @@ class Stillness {
 };
 
 }  // namespace
+
+std::pair<int, int> PrepareStacks() {
+  static const int file = static_cast<int>(syscall(SYS_memfd_create, "stacks", kCloseOnExec));
+  static const int signal = file < 0 ? 0 : HighestUnusedSignal();
+  return {signal, file};
+}
 
 std::string TakeStacks() {
   static auto* mutex = new std::mutex;  // lets one thread at a time use the file of stacks

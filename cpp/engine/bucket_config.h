@@ -19,11 +19,15 @@ struct BucketConfig {
   DataType type = DataType::kFloat32;
   std::vector<std::int64_t> shape;
 
-  std::size_t elements() const;
+  std::size_t elements() const { return ElementsOf(shape); }
   std::size_t bytes() const { return elements() * SizeOf(type); }
-  BucketOptions options() const;
-  Declaration declaration() const;
-  bool operator==(const BucketConfig& other) const;
+  BucketOptions options() const { return {spec, memory, type, elements()}; }
+  Declaration declaration() const {
+    return {spec.policy, type, shape, memory->device(), spec.prescale_factor, spec.postscale_factor, spec.members};
+  }
+  bool operator==(const BucketConfig& other) const {
+    return memory == other.memory && type == other.type && shape == other.shape && spec == other.spec;
+  }
 };
 
 }  // namespace horovod_partial

@@ -56,16 +56,6 @@ void BucketMap::Forget(const SharedBucket& bucket) {
   buckets_.erase(bucket.core.name());
 }
 
-void BucketMap::NoteUnsettled(const std::string& name) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  unsettled_.insert(name);
-}
-
-std::set<std::string> BucketMap::unsettled() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return unsettled_;
-}
-
 void BucketMap::Own(const std::string& name, const std::shared_ptr<const Owner>& owner) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -103,26 +93,6 @@ Buckets BucketMap::All() const {
   Buckets buckets;
   for (const auto& [name, bucket] : buckets_) buckets.push_back(bucket);
   return buckets;
-}
-
-void BucketMap::Close(const std::string& reason) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  closed_ = reason;
-}
-
-void BucketMap::NoteRefusal(const std::string& error) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  refusal_ = error;
-}
-
-std::string BucketMap::refusal() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return refusal_;
-}
-
-void BucketMap::NoteLoss(const std::string& error) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  loss_ = error;
 }
 
 void BucketMap::ThrowIfLost() {

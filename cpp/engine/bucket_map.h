@@ -44,17 +44,35 @@ class BucketMap {
   Buckets All() const;
 
   // Makes every later declaration of a bucket fail. `reason` is the text of the error.
-  void Close(const std::string& reason);
+  void Close(const std::string& reason) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closed_ = reason;
+  }
   // Records the error with which the coordinator has refused a bucket. Called with the bucket's lock held.
-  void NoteRefusal(const std::string& error);
+  void NoteRefusal(const std::string& error) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    refusal_ = error;
+  }
   // Returns the error of the bucket that was refused last, or an empty text.
-  std::string refusal() const;
+  std::string refusal() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return refusal_;
+  }
   // Records that this rank lost contributions or results when the coordinator refused a bucket, and no thread has got
   // the error. The next call of Declare or ThrowIfLost throws it, once.
-  void NoteLoss(const std::string& error);
+  void NoteLoss(const std::string& error) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    loss_ = error;
+  }
   // Records that a bucket was unsettled when its owner was gone. Called with the bucket's lock held.
-  void NoteUnsettled(const std::string& name);
-  std::set<std::string> unsettled() const;
+  void NoteUnsettled(const std::string& name) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    unsettled_.insert(name);
+  }
+  std::set<std::string> unsettled() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return unsettled_;
+  }
   void ThrowIfLost();
 
  private:

@@ -268,7 +268,7 @@ void Engine::RecordGroups(const std::string& name, int made, std::chrono::nanose
   if (bucket == nullptr) return;
   std::lock_guard<std::mutex> lock(bucket->mutex);
   bucket->statistics.groups_made += made;
-  bucket->statistics.setup_seconds += std::chrono::duration<double>(setup).count();
+  bucket->statistics.setup_seconds += ToSeconds(setup);
 }
 
 }  // namespace horovod_partial

@@ -169,16 +169,15 @@ class Engine {
 };
 
 // A flush of this rank. It lasts until the application has taken what the flush delivered. Only one thread uses it.
-class Engine::Flushing {
+class Engine::Flushing : private NonCopyable {
  public:
-  // Waits for outstanding operations first. During the flush the caller takes the results of `families` when rounds
-  // end. The other ranks wait while the caller has too many untaken results. A flush of kind kEnding waits until every
-  // rank has ended. Throws std::invalid_argument if another thread is in a flush, and EngineError.
+  // Waits for outstanding operations, then begins the flush. During the flush the caller takes the results of
+  // `families` when rounds end. Other ranks wait while the caller has too many untaken results. A flush of kind kEnding
+  // waits until every rank has ended. Throws std::invalid_argument if another thread is in a flush. Throws EngineError
+  // if Horovod has failed or shut down.
   Flushing(Engine& engine, Flush::Kind kind, std::vector<Family> families);
   // Leaves the flush. If the flush is not over, this rank gives it up.
   ~Flushing();
-  Flushing(const Flushing&) = delete;
-  Flushing& operator=(const Flushing&) = delete;
 
   // Blocks. Returns true when a family has a round to take, or when `is_due` returns true. Returns false when the flush
   // is over: every rank has come, and all late contributions are delivered. Even then there may be rounds to take.

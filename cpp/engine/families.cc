@@ -18,14 +18,12 @@ void ForEach(const Buckets& buckets, const std::function<void(SharedBucket&)>& f
 }
 
 // RoundsToTake stops the adding up of a family's untaken results. The destructor of this class allows it again.
-class BeingTaken {
+class BeingTaken : private NonCopyable {
  public:
   explicit BeingTaken(const Buckets& family) : family_(family) {}
   ~BeingTaken() {
     ForEach(family_, [](SharedBucket& bucket) { bucket.core.BeTaken(false); });
   }
-  BeingTaken(const BeingTaken&) = delete;
-  BeingTaken& operator=(const BeingTaken&) = delete;
 
  private:
   const Buckets& family_;
@@ -60,9 +58,9 @@ bool Families::IsNearlyFull(const Family& family) const {
   return is_nearly_full && RoundsToTake(buckets, false) > 0;
 }
 
-std::optional<TakenRounds> Families::TakeRound(const std::vector<Member>& family) {
+std::optional<TakenRounds> Families::TakeRound(const std::vector<FamilyBucket>& family) {
   Family names;
-  for (const Member& member : family) names.push_back(member.bucket);
+  for (const FamilyBucket& member : family) names.push_back(member.bucket);
   const Buckets buckets = buckets_.FindAll(names);
   TakenRounds taken;
   const BeingTaken being_taken(buckets);  // its destructor lets results be added up again, also after an exception

@@ -13,7 +13,7 @@
 namespace horovod_partial {
 
 // A bucket of a family, and the memory for its result when a round is taken.
-struct Member {
+struct FamilyBucket {
   std::string bucket;
   void* output = nullptr;
 };
@@ -34,7 +34,7 @@ class Families {
   // Takes the oldest untaken round that has ended in all buckets of a family on this rank, and writes its results to
   // the given outputs. Returns nothing if there is no such round, or if the round comes after this rank's flush. Only
   // the thread that contributes to the family may call this.
-  std::optional<TakenRounds> TakeRound(const std::vector<Member>& family);
+  std::optional<TakenRounds> TakeRound(const std::vector<FamilyBucket>& family);
   bool HasRound(const Family& family) const;
   // Returns true if a family has a round to take, and one of its buckets has room for at most one more untaken result.
   bool IsNearlyFull(const Family& family) const;
@@ -63,12 +63,10 @@ class Families {
 // While an object of this class lives, a thread waits in a flush, for other buckets or for a micro-batch, and meanwhile
 // takes the results of `buckets`. If one of these buckets has as many untaken results as it may have, no round of it
 // closes. Only the thread that steps the optimizer may make such an object. Objects may be nested.
-class Draining {
+class Draining : private NonCopyable {
  public:
   explicit Draining(Buckets buckets) : buckets_(std::move(buckets)) { Add(1); }
   ~Draining() { Add(-1); }
-  Draining(const Draining&) = delete;
-  Draining& operator=(const Draining&) = delete;
 
  private:
   void Add(int waits) const;

@@ -109,12 +109,10 @@ class PossibleArrivals {
   // Without any wait `since` is kNever.
   Wait LongestWait() const;
   // While an object of this class lives, a thread is in a flush. That includes the reductions of the flush.
-  class FlushWait {
+  class FlushWait : private NonCopyable {
    public:
     FlushWait(std::shared_ptr<PossibleArrivals> bringers, const void* engine, bool ends, Time now);
     ~FlushWait();
-    FlushWait(const FlushWait&) = delete;
-    FlushWait& operator=(const FlushWait&) = delete;
 
    private:
     const std::shared_ptr<PossibleArrivals> owner_;
@@ -122,12 +120,10 @@ class PossibleArrivals {
   };
 
   // While an object of this class lives, a thread waits in a collective of Horovod's own.
-  class ForeignWait {
+  class ForeignWait : private NonCopyable {
    public:
     ForeignWait(std::shared_ptr<PossibleArrivals> bringers, Time now);
     ~ForeignWait();
-    ForeignWait(const ForeignWait&) = delete;
-    ForeignWait& operator=(const ForeignWait&) = delete;
 
    private:
     const std::shared_ptr<PossibleArrivals> owner_;
@@ -150,12 +146,10 @@ class PossibleArrivals {
   void EndFlush(Bringer& bringer, Time now);
 
   // What is recorded of one bucket: who contributes, who collects results, and who waits.
-  class Bucket {
+  class Bucket : private NonCopyable {
    public:
     Bucket(std::shared_ptr<PossibleArrivals> bringers, const void* engine, std::string name);
     ~Bucket();
-    Bucket(const Bucket&) = delete;
-    Bucket& operator=(const Bucket&) = delete;
 
     // Records a contribution. `round` is the number of rounds of the bucket that have ended on this rank.
     void Arrive(const Caller& caller, Round round, Time now);

@@ -10,8 +10,6 @@ namespace {
 
 constexpr std::chrono::seconds kDeadPatience(5);
 
-double SecondsBetween(Time begin, Time end) { return std::chrono::duration<double>(end - begin).count(); }
-
 }  // namespace
 
 SharedBucket::SharedBucket(Surroundings& the_surroundings, const std::string& name, BucketConfig bucket_config)
@@ -61,7 +59,7 @@ bool SharedBucket::Wait(Operation& waited, bool collects, const IsDue& is_due) {
       throw;
     }
     const Time end = Now();
-    statistics.waited_seconds += SecondsBetween(start, end);
+    statistics.waited_seconds += ToSeconds(end - start);
     if (auto* recorder = surroundings.Recording()) recorder->Waited(start, end, true);
   }
   arrivals.EndWait(collects && waited.done, core.completed(), Now());
@@ -121,7 +119,7 @@ void SharedBucket::End(Operation& ended, Calls& calls) {
   ended.done = true;
   const Time now = Now();
   const Time since = arrivals.UnattendedSince();
-  if (since != kNever) statistics.waited_seconds += SecondsBetween(since, now);
+  if (since != kNever) statistics.waited_seconds += ToSeconds(now - since);
   arrivals.Done(core.completed(), now);  // waiting threads may not be awake yet, but wait for no other rank any more
   finished.notify_all();
   if (ended.on_done)
@@ -145,7 +143,7 @@ void SharedBucket::Fill(Operation& result, bool late) {
   info.fresh = closing.fresh(rank);
   info.gradients = closing.gradients(rank);
   for (const Rank member : closing.members(rank)) {
-    const auto& contribution = closing.contributions[static_cast<std::size_t>(member)];
+    const auto& contribution = closing.contributions[Index(member)];
     if (contribution.gradients == 0) continue;
     info.members.push_back(member);
     info.work.push_back(contribution.work);

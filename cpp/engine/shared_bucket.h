@@ -28,11 +28,8 @@ inline constexpr Round kForEver = std::numeric_limits<Round>::max();
 
 // Functions to be called when a bucket's lock has been released. Declare an object of this class before the lock. Then
 // its destructor runs when the lock has been released, and calls the functions.
-class Calls {
+class Calls : private NonCopyable {
  public:
-  Calls() = default;
-  Calls(const Calls&) = delete;
-  Calls& operator=(const Calls&) = delete;
   ~Calls() {
     for (const auto& call : calls_) call();
   }

@@ -61,7 +61,7 @@ std::optional<std::pair<int, int>> WorkSharing::Next(const Family& names, bool b
       return keeper.arrivals.BeginWait(now);
     }
     keeper.arrivals.EndWait(true, keeper.core.completed(), now);
-    keeper.statistics.waited_seconds += std::chrono::duration<double>(now - start).count();
+    keeper.statistics.waited_seconds += ToSeconds(now - start);
     if (auto* recorder = surroundings_.Recording()) recorder->Waited(start, now, true);
   };
   const std::shared_ptr<void> ends(nullptr, [&](void*) { tell(false); });
@@ -102,7 +102,7 @@ void WorkSharing::Hear(const std::vector<Grants>& grants) {
     const auto bucket = buckets_.Find(each.bucket);
     if (bucket == nullptr) continue;
     std::lock_guard<std::mutex> lock(bucket->mutex);
-    if (bucket->share) bucket->share->Hear(each.by_rank.at(static_cast<std::size_t>(surroundings_.rank)));
+    if (bucket->share) bucket->share->Hear(each.by_rank.at(Index(surroundings_.rank)));
   }
   surroundings_.changes.Tell();
 }

@@ -29,12 +29,10 @@ class WorkSharing {
   void Return(const std::string& bucket);
 
   // While an object of this class lives, this rank begins no micro-batch, because a thread ends, flushes or joins.
-  class Leaving {
+  class Leaving : private NonCopyable {
    public:
     explicit Leaving(WorkSharing& sharing) : sharing_(sharing) { Add(1); }
     ~Leaving() { Add(-1); }
-    Leaving(const Leaving&) = delete;
-    Leaving& operator=(const Leaving&) = delete;
 
    private:
     void Add(int threads) {

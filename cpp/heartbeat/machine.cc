@@ -5,14 +5,17 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
-#include <string>
 
 namespace horovod_partial::heartbeat {
 namespace {
+
+// The numbers of the system calls pidfd_send_signal and pidfd_open, which older headers lack.
+constexpr long kPidfdSendSignal = 424, kPidfdOpen = 434;
 
 // Returns the number after a word in a file, or -1. The files of /proc and of cgroups have such pairs.
 double NumberAfter(const std::string& path, const std::string& word, const std::string& line = "") {
@@ -73,7 +76,7 @@ double Share(double before, double after, double whole) {
 
 Machine::Counters Machine::Read() const {
   Counters counters;
-  counters.now = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  counters.now = ToSeconds(std::chrono::steady_clock::now().time_since_epoch());
   rusage usage{};
   if (getrusage(RUSAGE_SELF, &usage) == 0) counters.used = Seconds(usage.ru_utime) + Seconds(usage.ru_stime);
   counters.stolen = Stolen();
@@ -100,13 +103,6 @@ MachineSigns Machine::Look() {
   last_ = now;
   return signs;
 }
-
-namespace {
-
-// The numbers of the system calls pidfd_send_signal and pidfd_open, which older headers lack.
-constexpr long kPidfdSendSignal = 424, kPidfdOpen = 434;
-
-}  // namespace
 
 Neighbour::Neighbour(pid_t number) : process_(static_cast<int>(syscall(kPidfdOpen, number, 0))) {}
 

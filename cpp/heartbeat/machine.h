@@ -3,8 +3,6 @@
 
 #include <sys/types.h>
 
-#include <array>
-#include <chrono>
 #include <optional>
 #include <string>
 

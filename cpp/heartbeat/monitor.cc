@@ -9,19 +9,15 @@
 #include <limits>
 #include <list>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
-#include <vector>
 
-#include "core/watch/activity.h"
+#include "core/values/bytes.h"
 #include "core/watch/heartbeats.h"
-#include "core/watch/slow_watch.h"
 #include "core/watch/stalls.h"
 #include "heartbeat/machine.h"
-#include "heartbeat/socket.h"
 
 namespace horovod_partial::heartbeat {
 namespace {
@@ -217,6 +213,7 @@ class Center final : public Monitor::Watch {
     const std::set<Rank> writers = stall->Writers();
     for (auto& peer : peers_)
       if (peer.rank && writers.count(*peer.rank) > 0) peer.connection.Send({&kWriteStacks, 1});
+    calls_.explains();
     calls_.tell(stall->Describe(interval_), writers.count(0) > 0 ? Describe(lasting_.last(), interval_) : "");
   }
 
@@ -238,7 +235,7 @@ class Center final : public Monitor::Watch {
   // Tells the other ranks which rank gives no sign of life. Waits until they have read the notice, but no longer than
   // kPartingTimeout. Otherwise the connections might end before the notice is read.
   void Tell(Rank missing) {
-    const std::string notice = std::string(1, kMissing) + MissingNotice{missing}.Encode();
+    const std::string notice = std::string(1, kMissing) + BytesOf(missing);
     for (auto& peer : peers_) {
       peer.connection.Send(notice);
       peer.connection.CloseSending();
@@ -324,7 +321,7 @@ class Outer final : public Monitor::Watch {
       if (notice_) *notice_ += byte;
       if (!notice_ && byte == kWriteStacks && alone_) calls_.tell("", Describe(lasting_.last(), interval_));
       if (!notice_ && byte == kMissing) notice_.emplace();
-      if (notice_ && notice_->size() == MissingNotice::kBytes) return MissingNotice::Decode(*notice_).rank;
+      if (notice_ && notice_->size() == sizeof(Rank)) return FromBytes<Rank>(*notice_, "a notice of a missing rank");
     }
     return std::nullopt;
   }
@@ -332,7 +329,7 @@ class Outer final : public Monitor::Watch {
   std::optional<Connection> center_;
   const milliseconds interval_;
   const Calls calls_;
-  std::optional<std::string> notice_;  // the part of a MissingNotice that has come so far
+  std::optional<std::string> notice_;  // the part of rank 0's notice that has come so far: the number of a missing rank
   Heartbeats heartbeats_;
   std::optional<LonelyWatch> alone_;
   Machine machine_;

@@ -9,7 +9,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -38,6 +37,8 @@ struct Calls {
   std::function<Look()> look;
   // Returns what this rank's steps were since the last call, or nothing while steps are not watched.
   std::function<std::optional<StepReport>()> steps = [] { return std::nullopt; };
+  // Called on rank 0 just before it logs that a wait has lasted too long.
+  std::function<void()> explains = [] {};
   // Called when a wait has lasted too long, or is over. Logs `text` unless it is empty. Then, unless `doing` is empty,
   // logs `doing`, which says what this rank does, and the stacks of all its threads.
   std::function<void(const std::string& text, const std::string& doing)> tell;
@@ -51,15 +52,13 @@ struct Calls {
 //
 // The monitor's thread never waits for the application or the interpreter. Only this thread uses the sockets. The
 // application stops it by a file that wakes it. A forked process has no such thread, and its monitor does nothing.
-class Monitor {
+class Monitor : private NonCopyable {
  public:
   // Makes the monitor of rank 0. Throws std::system_error if it cannot listen.
   static std::unique_ptr<Monitor> Listen(int size, const Limits& limits, Calls calls);
   // Makes the monitor of another rank. `endpoint` is the text from the monitor of rank 0. Throws std::runtime_error if
   // rank 0 does not answer at any address in it.
   static std::unique_ptr<Monitor> Join(Rank rank, const Limits& limits, const std::string& endpoint, Calls calls);
-  Monitor(const Monitor&) = delete;
-  Monitor& operator=(const Monitor&) = delete;
   ~Monitor();
 
   // The port, the secret and the addresses that other ranks need to join, in one text. Empty on ranks other than 0.

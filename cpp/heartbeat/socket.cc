@@ -20,7 +20,6 @@
 #include <mutex>
 #include <set>
 #include <system_error>
-#include <utility>
 
 namespace horovod_partial::heartbeat {
 namespace {
@@ -105,16 +104,9 @@ File::File(int number) : number_(number) {
   if (number >= 0) OpenFiles::All().Add(number);
 }
 
-File& File::operator=(File&& other) noexcept {
-  std::swap(number_, other.number_);
-  return *this;
-}
-
 File::~File() {
   if (number_ >= 0) OpenFiles::All().Close(number_);
 }
-
-int File::Release() { return std::exchange(number_, -1); }
 
 Connection::Connection(File file) : file_(std::move(file)) {
   const int yes = 1;

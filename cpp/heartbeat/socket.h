@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace horovod_partial::heartbeat {
@@ -15,16 +16,13 @@ namespace horovod_partial::heartbeat {
 class File {
  public:
   explicit File(int number = -1);
-  File(File&& other) noexcept : number_(other.Release()) {}
-  File& operator=(File&& other) noexcept;
+  File(File&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
   ~File();
 
   int number() const { return number_; }
   bool is_open() const { return number_ >= 0; }
 
  private:
-  int Release();
-
   int number_;
 };
 
@@ -33,7 +31,6 @@ class Connection {
  public:
   explicit Connection(File file);
   Connection(Connection&&) = default;
-  Connection& operator=(Connection&&) = default;
   ~Connection();
 
   int number() const { return file_.number(); }

@@ -79,7 +79,7 @@ void Recorder::Watch(bool on) {
   if (watches_ == on) return;
   if (!records_) {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (auto& [optimizer, timer] : timers_) timer.Flush();  // a pause is no step
+    for (auto& [optimizer, timer] : timers_) timer.Flush();  // the pause before this watch is no step's time
   }
   TakeSteps();  // steps before the watch are not watched
   watches_ = on;
@@ -142,7 +142,7 @@ std::string Recorder::Header(int segment) const {
   text << std::fixed << "{\"format\":\"horovod_partial.recording\",\"version\":2,\"run\":" << Quoted(NameOfRun(run_))
        << ",\"rank\":" << origin_.rank << ",\"size\":" << origin_.size << ",\"host\":" << Quoted(HostName())
        << ",\"clock\":" << Quoted(NameOfClock()) << ",\"pid\":" << getpid() << ",\"segment\":" << segment
-       << ",\"wall\":" << std::chrono::duration<double>(wall_).count()
+       << ",\"wall\":" << ToSeconds(wall_)
        << ",\"steady\":" << std::chrono::duration_cast<std::chrono::microseconds>(begun_).count() << "}\n";
   return text.str();
 }

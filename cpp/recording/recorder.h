@@ -57,7 +57,7 @@ struct DecidedRound {
 // Notes what one rank does in one generation of Horovod. Threads of the application and of Horovod call it. What it
 // notes goes to timers of steps, and the steps to a recording, to a watch, or to both. If neither is on, a call returns
 // at once. Otherwise it takes a lock. A separate thread writes to disk once a second.
-class Recorder {
+class Recorder : private NonCopyable {
  public:
   // Which rank is recorded, of how many ranks.
   struct Origin {
@@ -69,8 +69,6 @@ class Recorder {
   Recorder(Origin origin, std::function<void(const std::string&)> complain)
       : origin_(origin), complain_(std::move(complain)) {}
   ~Recorder();
-  Recorder(const Recorder&) = delete;
-  Recorder& operator=(const Recorder&) = delete;
 
   // Sets the number of the run: a Unix time in milliseconds, the same on all ranks. To be called before Begin.
   void SetRun(std::int64_t milliseconds) { run_ = milliseconds; }

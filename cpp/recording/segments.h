@@ -5,10 +5,12 @@
 #include <functional>
 #include <string>
 
+#include "core/values/types.h"
+
 namespace horovod_partial::recording {
 
 // Writes go to the operating system at once, so no lines are lost if the process dies. To be used by one thread.
-class Segments {
+class Segments : private NonCopyable {
  public:
   static constexpr int kSegments = 4;
 
@@ -16,8 +18,6 @@ class Segments {
   // number of a segment, and returns its first lines. Throws std::runtime_error if the files cannot be written.
   Segments(std::string folder, std::string name, std::size_t most_bytes, std::function<std::string(int)> preamble);
   ~Segments();
-  Segments(const Segments&) = delete;
-  Segments& operator=(const Segments&) = delete;
 
   // Writes whole lines. Begins a new segment if they do not fit. Throws std::runtime_error, for example on a full disk.
   void Write(const std::string& lines);

@@ -1,18 +1,8 @@
 #include "recording/table.h"
 
-#include <charconv>
 #include <cstdio>
 
 namespace horovod_partial::recording {
-namespace {
-
-void AppendNumber(std::string& text, std::int64_t number) {
-  char digits[24];
-  const auto end = std::to_chars(digits, digits + sizeof digits, number).ptr;
-  text.append(digits, end);
-}
-
-}  // namespace
 
 Table::Table(const char* name, std::vector<const char*> columns) : name_(name) {
   for (const char* column : columns) columns_.push_back({column, {}});
@@ -23,7 +13,7 @@ std::string& Table::NextOf(Column& column) {
   return column.values;
 }
 
-void Table::Append(Column& column, std::int64_t number) { AppendNumber(NextOf(column), number); }
+void Table::Append(Column& column, std::int64_t number) { NextOf(column) += std::to_string(number); }
 
 void Table::Append(Column& column, const std::string& text) { NextOf(column) += Quoted(text); }
 
@@ -32,7 +22,7 @@ void Table::Append(Column& column, const Members& ranks) {
   values += '[';
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     if (i > 0) values += ',';
-    AppendNumber(values, ranks[i]);
+    values += std::to_string(ranks[i]);
   }
   values += ']';
 }

@@ -12,8 +12,6 @@ inline Time FromSeconds(double seconds) {
                                           std::chrono::duration<double>(5e-10));
 }
 
-inline double ToSeconds(Time time) { return std::chrono::duration<double>(time).count(); }
-
 // Returns when an arrival that comes at `since` is negotiated. A cycle can begin at `first`, and further cycles follow
 // at intervals of `cycle`. If `cycle` is 0, a cycle can begin at any time from `first` on.
 inline Time NegotiatedAt(Time first, Time since, Time cycle) {

@@ -86,7 +86,7 @@ JobResult Job::Run() {
   for (Rank rank = 0; rank < config_.ranks; ++rank) StartStep(rank);
   for (;;) {
     const Time finish = running_.empty() ? kNever : running_.front().end;
-    const Time event = events_.empty() ? kNever : events_.top().time;
+    const Time event = events_.empty() ? kNever : events_.top().first;
     const Time next = std::min({finish, event, NextNegotiation()});
     if (next == kNever) {
       if (ended_ == config_.ranks || !CloseByLiveness()) break;
@@ -97,7 +97,7 @@ JobResult Job::Run() {
     if (finish == now_) {
       Finish();
     } else if (event == now_) {
-      const Rank rank = events_.top().rank;
+      const Rank rank = events_.top().second;
       events_.pop();
       Compute(rank);
     } else {
@@ -119,7 +119,7 @@ void Job::StartStep(Rank rank) {
     HaveNews(rank);
     return;
   }
-  const auto at = static_cast<std::size_t>(state.iteration) * ranks_.size() + static_cast<std::size_t>(rank);
+  const auto at = static_cast<std::size_t>(state.iteration) * ranks_.size() + Index(rank);
   state.start = now_ + FromSeconds(config_.delays[at]);
   state.next = AveragesAfterCompute() ? config_.messages.size() : 0;
   state.computing = true;
@@ -171,7 +171,7 @@ void Job::Proceed(Rank rank) {
     }
   }
   if (std::exchange(state.waits, false)) HaveNews(rank);
-  const auto at = static_cast<std::size_t>(state.iteration) * ranks_.size() + static_cast<std::size_t>(rank);
+  const auto at = static_cast<std::size_t>(state.iteration) * ranks_.size() + Index(rank);
   result_.ends[at] = ToSeconds(now_);
   ++state.iteration;
   StartStep(rank);
@@ -200,7 +200,7 @@ void Job::Arrive(Rank rank, std::size_t message) {
 }
 
 void Job::Receive(Rank rank, Local& local, bool on_time) {
-  double& received = result_.received[static_cast<std::size_t>(rank)];
+  double& received = result_.received[Index(rank)];
   if (!on_time) local.bucket.TakeMissed(&local.value);
   received += local.value;
 }
@@ -307,11 +307,11 @@ void Job::Reduce(const Closing& closing, std::size_t message, const Members& mem
   view.reason = closing.reason;
   view.contributions.resize(2);
   int gradients = 0;
-  for (const Rank rank : members) gradients += closing.contributions[static_cast<std::size_t>(rank)].gradients;
+  for (const Rank rank : members) gradients += closing.contributions[Index(rank)].gradients;
   double sum = 0;
   std::vector<double*> outputs;
   for (const Rank rank : members) {
-    view.contributions[0] = closing.contributions[static_cast<std::size_t>(rank)];
+    view.contributions[0] = closing.contributions[Index(rank)];
     view.contributions[1].gradients = gradients - view.contributions[0].gradients;
     const Bucket::Entry entry = At(rank).locals[message].bucket.Begin(view, 0);
     sum += *static_cast<const double*>(entry.input);

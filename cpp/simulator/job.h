@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <queue>
 #include <string>
 #include <utility>
@@ -21,16 +22,12 @@ namespace horovod_partial {
 
 // What each rank does in each step, and how long that takes. Times are in seconds.
 struct JobConfig {
-  // Gradients that travel together, or a model.
-  struct Message {
-    double ready = 0;  // seconds after the start of the step; messages are sorted by this time
-    double bytes = 0;
-  };
-
   int ranks = 1;
   int iterations = 1;
   Policy policy;
-  std::vector<Message> messages;  // the messages of gradients, or one message for the model
+  // The messages of a step, each of gradients that travel together; or one message for the model. `ready` counts from
+  // the start of the step.
+  std::vector<Gradient> messages;
   Late late = Late::kAccumulate;  // `kAccumulate` if messages are gradients; other values mean a model
   double compute = 0;             // the time of a step without its delay; above 0
   std::vector<double> delays;     // [iteration * ranks + rank]: a delay before the compute of the step
@@ -91,20 +88,14 @@ class Job {
     bool waits = false;     // true if this rank reports to the coordinator that it waits
     bool has_news = false;  // true if the next negotiation must read a report of this rank
   };
-  struct Event {
-    Time time;
-    Rank rank;
-    bool operator<(const Event& other) const {  // puts the earliest event on top of the queue
-      return time != other.time ? time > other.time : rank > other.rank;
-    }
-  };
+  using Event = std::pair<Time, Rank>;  // when a message is ready or the compute ends, and on which rank
   struct Reduction {
     Time end;
     std::size_t message;
     Members members;
   };
 
-  RankState& At(Rank rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+  RankState& At(Rank rank) { return ranks_[Index(rank)]; }
   bool HasPeriods() const { return config_.period > 0; }
   bool AveragesAfterCompute() const { return HasPeriods() || config_.overlap; }
   std::size_t Signal() const { return config_.messages.size(); }  // the index of the bucket that ends periods
@@ -136,12 +127,13 @@ class Job {
   JobResult result_;
 
   Time now_{0};
-  std::priority_queue<Event> events_;  // the next event of each rank that computes
-  std::deque<Reduction> running_;      // the reductions that run, sorted by their ends
-  Time free_{0};                       // when the last reduction ends
-  Time negotiated_;                    // when the last cycle began
-  Time wanted_ = kNever;               // since when a rank has something to report, or kNever
-  Time deadline_ = kNever;             // when the coordinator wants the next cycle, or kNever
+  // The next event of each rank that computes; the earliest one is on top.
+  std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
+  std::deque<Reduction> running_;  // the reductions that run, sorted by their ends
+  Time free_{0};                   // when the last reduction ends
+  Time negotiated_;                // when the last cycle began
+  Time wanted_ = kNever;           // since when a rank has something to report, or kNever
+  Time deadline_ = kNever;         // when the coordinator wants the next cycle, or kNever
   std::vector<Rank> news_;
   int open_ = 0;       // the number of arrivals whose round has not closed
   int ended_ = 0;      // the number of ranks that have ended

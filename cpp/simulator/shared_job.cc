@@ -105,7 +105,7 @@ void SharedJob::Negotiate() {
 Time SharedJob::Reduced() const {
   Time negotiated = start_ - cycle_;
   Time free = start_;
-  for (const JobConfig::Message& message : config_.messages) {
+  for (const Gradient& message : config_.messages) {
     const Time ready = now_ - FromSeconds(config_.compute - message.ready);
     if (ready > negotiated) negotiated = NegotiatedAt(std::max(free, negotiated + cycle_), ready, cycle_);
     free = std::max(free, negotiated) + FromSeconds(config_.cost(message.bytes));

@@ -21,12 +21,12 @@ struct SharedJobConfig {
   int updates = 1;
   double compute = 0;  // the time of a micro-batch without its delay; above 0
   // The delay of a micro-batch is the sum of its delays in `in_first`, `in_each` and `in_own`.
-  std::vector<double> in_first;              // [update * ranks + rank]: the delay of the first micro-batch of the rank
-  std::vector<double> in_each;               // [update * ranks + rank]: the delay of each micro-batch of the rank
-  std::vector<double> in_own;                // [update * micro-batches + micro-batch]: its delay, on whatever rank
-  std::vector<JobConfig::Message> messages;  // `ready` counts from the start of the last micro-batch's compute
-  LinearCost cost;                           // the cost of a reduction
-  double cycle = 0;                          // the least time from one negotiation to the next
+  std::vector<double> in_first;    // [update * ranks + rank]: the delay of the first micro-batch of the rank
+  std::vector<double> in_each;     // [update * ranks + rank]: the delay of each micro-batch of the rank
+  std::vector<double> in_own;      // [update * micro-batches + micro-batch]: its delay, on whatever rank
+  std::vector<Gradient> messages;  // `ready` counts from the start of the last micro-batch's compute
+  LinearCost cost;                 // the cost of a reduction
+  double cycle = 0;                // the least time from one negotiation to the next
 };
 
 struct SharedJobResult {
@@ -59,7 +59,7 @@ class SharedJob {
   };
   using End = std::pair<Time, Rank>;  // when a micro-batch ends, and on which rank
 
-  Worker& At(Rank rank) { return workers_[static_cast<std::size_t>(rank)]; }
+  Worker& At(Rank rank) { return workers_[Index(rank)]; }
   // Returns the index of a delay of this update, in a table with `columns` columns.
   std::size_t Cell(int column, int columns) const {
     return static_cast<std::size_t>(update_) * static_cast<std::size_t>(columns) + static_cast<std::size_t>(column);

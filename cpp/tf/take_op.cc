@@ -32,9 +32,7 @@ class MemoryOp final : public tensorflow::OpKernel {
   void Compute(OpKernelContext* context) override {
     std::vector<std::int64_t> elements;
     for (const TensorShape& shape : shapes_) elements.push_back(shape.num_elements());
-    // A single tensor is not packed, so it needs no room for alignment.
-    const auto offsets = shapes_.size() == 1 ? std::vector<std::int64_t>{0, elements[0]}
-                                             : PackedOffsets(elements, tensorflow::DataTypeSize(type_));
+    const auto offsets = PackedOffsets(elements, tensorflow::DataTypeSize(type_));
     Tensor packed;
     OP_REQUIRES_OK(context, context->allocate_temp(type_, TensorShape({offsets.back()}), &packed));
     for (std::size_t i = 0; i < shapes_.size(); ++i)
@@ -55,7 +53,7 @@ class TakeRoundOp final : public tensorflow::OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    std::vector<Member> family;
+    std::vector<FamilyBucket> family;
     int first = 0;
     for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
       void* memory = nullptr;

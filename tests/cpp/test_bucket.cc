@@ -532,7 +532,7 @@ TEST_F(WeightsTest, StalenessCountsIterationsAndGoesToTheNewest) {
   Begin(CloseWithWork({4, 2, 4}));  // lags 0, 2, 0
   EXPECT_THAT(model, Each(testing::FloatNear(0.299F, 5e-4F)));
   bucket_->Finish();
-  EXPECT_EQ(bucket_->iteration(), 4);
+  EXPECT_EQ(bucket_->CatchUp(0), 4);
   bucket_->Arrive(InPlace(model));
   EXPECT_EQ(bucket_->arrival().work, 5);
 }
@@ -554,7 +554,7 @@ TEST_F(WeightsTest, OfOtherGroupsTheIterationIsNotTaken) {
   Closing closing = CloseWithWork({7, 1, 3});
   closing.groups = {0, 1, 1};
   Begin(closing);
-  EXPECT_EQ(bucket_->iteration(), 3);
+  EXPECT_EQ(bucket_->CatchUp(0), 3);
 }
 
 // --- Memory

@@ -897,24 +897,30 @@ TEST(ForgetTest, TheBucketIsAsIfItHadNeverBeenUsed) {
 // --- What it tells people
 
 TEST(DescribeWaitsTest, NamesTheRanksThatAreMissingInOldWaits) {
+  const std::string kEnd = "a flush, or the end of the job, waits for ranks 1";
+  const std::string kRetired = "a, which other ranks use no more, waits for ranks 2";
   struct {
     std::vector<std::string> cycles;  // the last one at 5 s
     std::string waits;
+    std::string unexplained;  // the waits that heartbeats do not see
   } const cases[] = {
-      {{"b:A.AJ a:.A.J"}, "round 0 of a waits for ranks 0 2\nround 0 of b waits for ranks 1"},
-      {{"AAAA"}, ""},
-      {{"AAAA", "A..A"}, "round 1 of a waits for ranks 1 2"},
-      {{"AAAA", "F.EJ"}, "a flush, or the end of the job, waits for ranks 1"},
-      {{"AAAA", "XX.X"}, "a, which other ranks use no more, waits for ranks 2"},
+      {{"b:A.AJ a:.A.J"}, "round 0 of a waits for ranks 0 2\nround 0 of b waits for ranks 1", ""},
+      {{"AAAA"}, "", ""},
+      {{"AAAA", "A..A"}, "round 1 of a waits for ranks 1 2", ""},
+      {{"AAAA", "F.EJ"}, "a flush, or the end of the job, waits for ranks 1", ""},
+      {{"AAAA", "E.EJ"}, kEnd, kEnd},
+      {{"AAAA", "XX.X"}, kRetired, kRetired},
   };
-  for (const auto& [cycles, waits] : cases) {
+  for (const auto& [cycles, waits, unexplained] : cases) {
     Puppets puppets(4, Quorum(4));
     for (const std::string& says : cycles) {
       puppets.now = &says == &cycles.back() ? 5s : 0s;
       puppets.Cycle(says);
     }
-    EXPECT_EQ(puppets.coordinator.DescribeWaits(4999ms), "");
-    EXPECT_EQ(puppets.coordinator.DescribeWaits(5s), waits);
+    EXPECT_EQ(puppets.coordinator.DescribeWaits(4999ms, false), "");
+    EXPECT_EQ(puppets.coordinator.DescribeWaits(5s, false), waits);
+    EXPECT_EQ(puppets.coordinator.DescribeWaits(4999ms, true), "");
+    EXPECT_EQ(puppets.coordinator.DescribeWaits(5s, true), unexplained);
   }
 }
 
@@ -1058,7 +1064,8 @@ TEST_F(SharingTest, TellsWhoIsInTheMiddleOfAMicroBatch) {
   Say(0, {1, Share{1, 1}});
   Say(1, {0, Share{1, 1}});
   EXPECT_THAT(Decide(), IsEmpty());
-  EXPECT_EQ(coordinator_.DescribeWaits(now_), "update 1 of a waits for micro-batches of ranks 1");
+  EXPECT_EQ(coordinator_.DescribeWaits(now_, false), "update 1 of a waits for micro-batches of ranks 1");
+  EXPECT_EQ(coordinator_.DescribeWaits(now_, true), "");
 }
 
 TEST_F(SharingTest, RanksThatDisagreeAreToldAtOnce) {

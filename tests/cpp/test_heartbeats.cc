@@ -138,12 +138,6 @@ TEST(HelloTest, OthersAreRefused) {
   EXPECT_FALSE(Hello::Decode("", secret, 4));
 }
 
-TEST(MissingNoticeTest, IsReadAsItWasWritten) {
-  EXPECT_EQ(MissingNotice::Decode(MissingNotice{70000}.Encode()).rank, 70000);
-  EXPECT_THROW(MissingNotice::Decode("123"), std::runtime_error);
-  EXPECT_THROW(MissingNotice::Decode("12345"), std::runtime_error);
-}
-
 TEST(EndpointTest, IsReadAsItWasWritten) {
   const Endpoint endpoint{4711, std::string("\0\x7f\xff", 3), {"10.0.0.1", "fe80::1"}};
   const Endpoint read = Endpoint::Decode(endpoint.Encode());

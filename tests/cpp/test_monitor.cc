@@ -227,7 +227,8 @@ TEST_F(MonitorTest, WhereRankZeroIsStoppedEachRankWritesItsStacks) {
   const std::string endpoint = LocalEndpoint(listener.port()).Encode();
   std::optional<Connection> answered;
   std::thread center([&] {
-    while (!answered) answered = listener.Accept();
+    while (!answered)
+      if (auto one = listener.Accept()) answered.emplace(std::move(*one));
     answered->Send("\1");
   });
   verdicts_.LetWait(1);

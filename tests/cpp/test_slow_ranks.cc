@@ -26,8 +26,9 @@ struct Job {
     for (int i = 0; i < steps; ++i) {
       std::vector<double> seconds;
       for (Rank rank = 0; rank < size; ++rank)
-        seconds.push_back(kStep * std::exp(noise(random)) * (factor ? factor(rank, detector.steps()) : 1));
+        seconds.push_back(kStep * std::exp(noise(random)) * (factor ? factor(rank, step) : 1));
       for (const News& news : detector.Step(seconds)) all.push_back(news);
+      ++step;
     }
     return all;
   }
@@ -39,6 +40,7 @@ struct Job {
 
   SlowRanks detector;
   int size;
+  std::int64_t step = 0;  // the number of steps so far
   std::mt19937 random;
 };
 

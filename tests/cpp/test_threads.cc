@@ -498,7 +498,6 @@ class ModelsOfBucket {
  private:
   using Reason = Closing::Reason;
 
-  static std::size_t Index(int i) { return static_cast<std::size_t>(i); }
   int size() const { return static_cast<int>(applications_.size()); }
   bool IsReady() const { return config_.spec.policy.rule == Policy::Rule::kReady; }
   bool Divides() const { return config_.spec.divisor == Divisor::kContributors; }

@@ -1,6 +1,5 @@
 #include <cuda_fp16.h>
 
-#include <cstdint>
 #include <stdexcept>
 #include <string>
 

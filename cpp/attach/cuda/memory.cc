@@ -1,12 +1,8 @@
 #include "attach/cuda/memory.h"
 
-#include <cuda.h>
-
 #include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <new>
 #include <stdexcept>
@@ -53,15 +49,13 @@ CUcontext RetainContext(int device) {
 //
 // While the application captures a CUDA graph, CUDA refuses calls of any thread if they might belong to the graph. Our
 // calls never do, and the capture mode `relaxed` says so. Without it CudaReadyEvent::Ready would wrongly return true.
-class ContextGuard {
+class ContextGuard : private NonCopyable {
  public:
   explicit ContextGuard(CUcontext context) {
     static auto* const push = DriverFunction<decltype(cuCtxPushCurrent)>("cuCtxPushCurrent");
     CheckDriver(push(context));
     cudaThreadExchangeStreamCaptureMode(&capture_mode_);
   }
-  ContextGuard(const ContextGuard&) = delete;
-  ContextGuard& operator=(const ContextGuard&) = delete;
   ~ContextGuard() {
     cudaThreadExchangeStreamCaptureMode(&capture_mode_);
     static auto* const pop = DriverFunction<decltype(cuCtxPopCurrent)>("cuCtxPopCurrent");

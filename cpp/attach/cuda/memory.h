@@ -4,12 +4,12 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 
 #include "attach/device.h"
 #include "core/values/memory.h"
+#include "core/values/types.h"
 
 namespace horovod_partial::attach {
 
@@ -24,11 +24,9 @@ Memory& PinnedMemoryOf(int device);
 std::unique_ptr<Stream> CudaStreamOf(int device, std::uintptr_t handle);
 
 // An event that comes when all work that is queued on `stream` now is done. `stream` is a cudaStream_t.
-class CudaReadyEvent final : public ReadyEvent {
+class CudaReadyEvent final : public ReadyEvent, private NonCopyable {
  public:
   CudaReadyEvent(int device, std::uintptr_t stream);
-  CudaReadyEvent(const CudaReadyEvent&) = delete;
-  CudaReadyEvent& operator=(const CudaReadyEvent&) = delete;
   ~CudaReadyEvent() override;
 
   bool Ready() const override;

@@ -24,7 +24,7 @@ Members GroupOf(const Partition& partition, Rank rank, int size) {
     std::iota(members.begin(), members.end(), 0);
     return members;
   }
-  const int number = partition.at(static_cast<std::size_t>(rank));
+  const int number = partition.at(Index(rank));
   if (number == kNoGroup) return members;
   for (std::size_t other = 0; other < partition.size(); ++other)
     if (partition[other] == number) members.push_back(static_cast<Rank>(other));
@@ -38,7 +38,7 @@ int PlaceOf(const Members& members, Rank rank) {
 Partition PartitionOf(const std::vector<Members>& groups, int size) {
   Partition partition(static_cast<std::size_t>(size), kNoGroup);
   for (std::size_t number = 0; number < groups.size(); ++number)
-    for (const Rank rank : groups[number]) partition.at(static_cast<std::size_t>(rank)) = static_cast<int>(number);
+    for (const Rank rank : groups[number]) partition.at(Index(rank)) = static_cast<int>(number);
   return partition;
 }
 
@@ -50,16 +50,16 @@ std::vector<Members> GroupCache::Use(const Members& group) {
     return evicted;
   }
   for (const Rank member : group) {
-    if (load_[static_cast<std::size_t>(member)] < capacity_) continue;
+    if (load_[Index(member)] < capacity_) continue;
     const auto oldest = std::find_if(order_.begin(), order_.end(), [&](const Members& other) {
       return std::binary_search(other.begin(), other.end(), member);
     });
-    for (const Rank rank : *oldest) --load_[static_cast<std::size_t>(rank)];
+    for (const Rank rank : *oldest) --load_[Index(rank)];
     at_.erase(*oldest);
     evicted.push_back(std::move(*oldest));
     order_.erase(oldest);
   }
-  for (const Rank rank : group) ++load_[static_cast<std::size_t>(rank)];
+  for (const Rank rank : group) ++load_[Index(rank)];
   at_[group] = order_.insert(order_.end(), group);
   return evicted;
 }

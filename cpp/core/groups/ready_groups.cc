@@ -5,12 +5,6 @@
 #include <set>
 
 namespace horovod_partial {
-namespace {
-
-std::size_t Index(Rank rank) { return static_cast<std::size_t>(rank); }
-
-}  // namespace
-
 ReadyGroups::ReadyGroups(int size, int group_size, int window)
     : size_(size),
       group_size_(static_cast<std::size_t>(std::min(group_size, size))),
@@ -47,7 +41,6 @@ void ReadyGroups::Add(const Members& group, const std::vector<bool>& active) {
   const bool connected = Connected(parts, active);
   history_.push_back(group);
   if (history_.size() > window_) history_.pop_front();
-  ++formed_;
   if (history_.size() == window_ && !connected) ++unconnected_;
   if (connected) waited_in_vain_.assign(waited_in_vain_.size(), false);
 }

@@ -33,7 +33,6 @@ class ReadyGroups {
   // Returns until when an arrived rank is held back to meet a rank of another part of the job; kNever if no rank is.
   // Form must be called again at that time, even if no other rank has arrived.
   Time hold_until() const { return hold_until_; }
-  std::int64_t formed() const { return formed_; }
   // Returns how often the last `window` groups did not connect all ranks that train.
   std::int64_t unconnected() const { return unconnected_; }
 
@@ -49,7 +48,6 @@ class ReadyGroups {
   std::deque<Members> history_;       // the last `window_` groups of ranks that were formed
   std::vector<bool> waited_in_vain_;  // for each rank: true if it has waited in vain for a new partner
   Time hold_until_ = kNever;
-  std::int64_t formed_ = 0;
   std::int64_t unconnected_ = 0;
 };
 

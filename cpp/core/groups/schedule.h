@@ -26,7 +26,6 @@ struct Schedule {
   static auto Fields(Self& self) {
     return std::make_tuple(Named("kind", self.kind), Named("group_size", self.group_size), Named("table", self.table));
   }
-  bool operator==(const Schedule& other) const { return Fields(*this) == Fields(other); }
 };
 
 constexpr auto NamesOf(Schedule::Kind /*type*/) { return std::array{"none", "butterfly", "table"}; }

@@ -1,6 +1,5 @@
 #include "core/groups/weights.h"
 
-#include <algorithm>
 #include <cmath>
 
 namespace horovod_partial {

@@ -13,17 +13,15 @@ void Require(bool holds, const char* what) {
   if (!holds) throw std::runtime_error(std::string("no policy can have such a ") + what);
 }
 
-// Returns true if a partition gives each rank a group number from 0 to `size` - 1.
-bool IsPartition(const Partition& partition, int size) {
-  return partition.size() == static_cast<std::size_t>(size) &&
-         std::all_of(partition.begin(), partition.end(), [&](int group) { return group >= 0 && group < size; });
-}
-
 }  // namespace
 
 void Check(const Policy& policy, int size) {
   const Schedule& schedule = policy.schedule;
-  const auto is_partition = [&](const Partition& partition) { return IsPartition(partition, size); };
+  // A partition gives each rank a group number from 0 to `size` - 1.
+  const auto is_partition = [size](const Partition& partition) {
+    return partition.size() == static_cast<std::size_t>(size) &&
+           std::all_of(partition.begin(), partition.end(), [size](int group) { return group >= 0 && group < size; });
+  };
   Require(policy.quorum >= 1, "quorum");
   Require(policy.max_staleness >= 0 && policy.max_staleness <= kMostRounds, "bound of staleness");
   Require(policy.grace >= Policy::kAutomaticGrace && policy.grace <= kLongest, "grace period");

@@ -49,7 +49,6 @@ struct Policy {
                            Named("micro_batches", self.micro_batches), Named("grants", self.grants),
                            Named("description", self.description));
   }
-  bool operator==(const Policy& other) const { return Fields(*this) == Fields(other); }
 
   // Returns true if a round may have several groups, or may leave ranks out.
   bool grouped() const { return rule == Rule::kReady || schedule.kind != Schedule::Kind::kNone; }

@@ -1,6 +1,5 @@
 #include "core/rounds/bucket.h"
 
-#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -156,7 +155,7 @@ void Bucket::Weigh(Rank rank) {
   std::vector<int> work;
   std::size_t mine = 0;
   for (const Rank member : last_.members(rank)) {
-    const auto& contribution = last_.contributions[static_cast<std::size_t>(member)];
+    const auto& contribution = last_.contributions[Index(member)];
     if (member == rank) mine = work.size();
     if (contribution.fresh) work.push_back(contribution.work);
   }
@@ -167,7 +166,7 @@ void Bucket::Weigh(Rank rank) {
 }
 
 Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
-  const auto& mine = closing.contributions.at(static_cast<std::size_t>(rank));
+  const auto& mine = closing.contributions.at(Index(rank));
   const bool announced = reported();
   Entry entry;
   if (!closing.Includes(rank)) {

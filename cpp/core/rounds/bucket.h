@@ -125,7 +125,7 @@ class Bucket {
   Memory& memory() const { return *options_.memory; }
   const BucketOptions& options() const { return options_; }
   std::size_t bytes() const { return options_.elements * SizeOf(options_.type); }
-  bool declared() const { return declared_; }                               // true if a round of this bucket has closed
+  bool declared() const { return declared_; }  // true once round 0 has closed, in which ranks agree on the declaration
   bool reported() const { return state_ == State::kArrived && reported_; }  // true if a report announced the arrival
   bool wants_full_round() const { return wants_full_round_; }
   bool HasPending() const {  // true if there are late contributions that a round will deliver
@@ -149,7 +149,6 @@ class Bucket {
   Round completed() const { return completed_; }  // the number of rounds that have ended on this rank
   const Closing& last() const { return last_; }   // the closing of the running round, or else of the last round
   int dropped() const { return dropped_; }        // how many late contributions were dropped for not being finite
-  int iteration() const { return iteration_; }
   std::size_t held_bytes() const { return outgoing_.size() + incoming_.size() + scratch_.size() + missed_.bytes(); }
 
  private:

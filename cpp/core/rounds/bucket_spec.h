@@ -61,7 +61,6 @@ struct BucketSpec : Handling {
         std::make_tuple(Named("policy", self.policy), Named("prescale_factor", self.prescale_factor),
                         Named("postscale_factor", self.postscale_factor), Named("members", self.members)));
   }
-  bool operator==(const BucketSpec& other) const { return Fields(*this) == Fields(other); }
 };
 
 // Encodes the specification of a bucket as bytes, because TensorFlow graphs store it. Decoding throws

@@ -6,7 +6,7 @@ namespace horovod_partial {
 
 // Records how long after the first rank this rank arrived. For a late arrival this may be negative, and counts as 0.
 void BucketState::RankState::RecordOffset(Time offset) {
-  offset_seconds += std::chrono::duration<double>(std::max(offset, Time(0))).count();
+  offset_seconds += ToSeconds(std::max(offset, Time(0)));
   ++arrivals;
 }
 

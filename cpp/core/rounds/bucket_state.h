@@ -67,8 +67,8 @@ struct BucketState {
   GraceEstimator grace;
 
   const Policy& policy() const { return declaration->policy; }
-  RankState& At(Rank rank) { return ranks[static_cast<std::size_t>(rank)]; }
-  const RankState& At(Rank rank) const { return ranks[static_cast<std::size_t>(rank)]; }
+  RankState& At(Rank rank) { return ranks[Index(rank)]; }
+  const RankState& At(Rank rank) const { return ranks[Index(rank)]; }
   int size() const { return static_cast<int>(ranks.size()); }
 
   // Questions that the coordinator asks before it closes a round. Only the bucket's state decides the answers.

@@ -70,9 +70,12 @@ class Coordinator {
   }
 
   // Returns a text with a line for each wait that began at `oldest` or before: which round or flush waits for whom.
-  // Horovod's stall inspector cannot see waits for rounds and flushes.
-  std::string DescribeWaits(Time oldest) const {
-    return horovod_partial::DescribeWaits(levels_, buckets_, flush_since_, oldest);
+  // Horovod's stall inspector cannot see waits for rounds and flushes. If `explained` is set, heartbeats have logged
+  // the waits of threads (docs/protocol.md, rule 14). Then the text has only the waits that heartbeats do not see: that for the
+  // end of a bucket, and that of ranks that have ended.
+  std::string DescribeWaits(Time oldest, bool explained) const {
+    const bool seen = explained && flushing_since_ != kNever;
+    return horovod_partial::DescribeWaits(levels_, buckets_, seen ? kNever : flush_since_, oldest, !explained);
   }
 
   // For each rank: the sum of how many seconds it arrived after the first rank, and the number of all its arrivals.
@@ -99,7 +102,6 @@ class Coordinator {
   bool RanksWaitForEachOther() const;
   bool AnythingRuns() const;
 
-  static std::size_t Index(Rank rank) { return static_cast<std::size_t>(rank); }
   BucketState& Find(const std::string& name);
   void BeginFlush(Report::Flush flush);
   void ForgetEnded();

@@ -30,7 +30,6 @@ struct Declaration {
                            Named("device", self.device), Named("prescale_factor", self.prescale_factor),
                            Named("postscale_factor", self.postscale_factor), Named("members", self.members));
   }
-  bool operator==(const Declaration& other) const { return Fields(*this) == Fields(other); }
 };
 
 // Returns a text that says why two declarations do not agree, in Horovod's words if it has some. The text is empty if

@@ -11,10 +11,11 @@ namespace {
 
 constexpr int kMostGradients = 1 << 30;  // a number of gradients must be less, to fit into 30 bits of a closing
 
-// Returns true if two ranks are in one group. It is called for every arrival, so it builds no list of the members.
-bool SameGroup(const Partition& groups, Rank rank, std::size_t other) {
-  if (groups.empty()) return true;
-  const int group = groups.at(static_cast<std::size_t>(rank));
+// Returns true if two ranks are in one group, or if `rank` has no value. It is called for every arrival, so it builds
+// no list of the members.
+bool SameGroup(const Partition& groups, std::optional<Rank> rank, std::size_t other) {
+  if (groups.empty() || !rank) return true;
+  const int group = groups.at(Index(*rank));
   return group != kNoGroup && groups.at(other) == group;
 }
 
@@ -24,26 +25,14 @@ bool BucketSet::Has(const std::string& bucket) const {
   return all || std::binary_search(names.begin(), names.end(), bucket);
 }
 
-int Closing::fresh() const {
-  int count = 0;
-  for (const auto& contribution : contributions) count += contribution.fresh ? 1 : 0;
-  return count;
-}
-
-int Closing::fresh(Rank rank) const {
+int Closing::fresh(std::optional<Rank> rank) const {
   int count = 0;
   for (std::size_t other = 0; other < contributions.size(); ++other)
     count += SameGroup(groups, rank, other) && contributions[other].fresh ? 1 : 0;
   return count;
 }
 
-int Closing::gradients() const {
-  int count = 0;
-  for (const auto& contribution : contributions) count += contribution.gradients;
-  return count;
-}
-
-int Closing::gradients(Rank rank) const {
+int Closing::gradients(std::optional<Rank> rank) const {
   int count = 0;
   for (std::size_t other = 0; other < contributions.size(); ++other)
     count += SameGroup(groups, rank, other) ? contributions[other].gradients : 0;
@@ -52,11 +41,7 @@ int Closing::gradients(Rank rank) const {
 
 Members Closing::members(Rank rank) const { return GroupOf(groups, rank, static_cast<int>(contributions.size())); }
 
-bool Closing::Includes(Rank rank) const {
-  return groups.empty() || groups.at(static_cast<std::size_t>(rank)) != kNoGroup;
-}
-
-const char* NameOf(Closing::Reason reason) { return NamesOf(reason)[static_cast<std::size_t>(reason)]; }
+bool Closing::Includes(Rank rank) const { return groups.empty() || groups.at(Index(rank)) != kNoGroup; }
 
 void Check(const Report& report, int size) {
   const auto is_count = [](int count) { return count >= 0 && count < kMostGradients; };

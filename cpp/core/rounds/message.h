@@ -26,7 +26,6 @@ struct BucketSet {
   static auto Fields(Self& self) {
     return std::make_tuple(Named("all", self.all), Named("names", self.names));
   }
-  bool operator==(const BucketSet& other) const { return Fields(*this) == Fields(other); }
 };
 
 // A report, which each rank sends to the coordinator in every negotiating cycle. An arrival is reported when it is new
@@ -69,7 +68,6 @@ struct Report {
                              Named("full", self.full), Named("share", self.share), Named("backlog", self.backlog),
                              Named("declaration", self.declaration));
     }
-    bool operator==(const Item& other) const { return Fields(*this) == Fields(other); }
   };
 
   // Buckets at which the rank has not arrived and cannot arrive. A bucket is in `waiting` if all its threads wait, for
@@ -90,7 +88,6 @@ struct Report {
                            Named("elsewhere", self.elsewhere), Named("flush", self.flush), Named("items", self.items),
                            Named("leaves", self.leaves), Named("failure", self.failure));
   }
-  bool operator==(const Report& other) const { return Fields(*this) == Fields(other); }
   bool empty() const { return *this == Report{}; }
 };
 
@@ -131,11 +128,9 @@ struct Closing {
   std::vector<Partition> upcoming;                  // in round 0, if there is a schedule: the groups of later rounds
   std::string error;                                // an error that every rank gets (then nothing is reduced), or empty
 
-  // fresh() counts the ranks on time, gradients() the gradients in the sum: of all ranks, or of the group of `rank`.
-  int fresh() const;
-  int fresh(Rank rank) const;
-  int gradients() const;
-  int gradients(Rank rank) const;
+  // fresh counts the ranks on time, gradients the gradients in the sum: of the group of `rank`, or else of all ranks.
+  int fresh(std::optional<Rank> rank = std::nullopt) const;
+  int gradients(std::optional<Rank> rank = std::nullopt) const;
   Members members(Rank rank) const;
   bool Includes(Rank rank) const;
 };
@@ -143,7 +138,6 @@ struct Closing {
 constexpr auto NamesOf(Closing::Reason /*type*/) {
   return std::array{"first", "everybody", "quorum", "liveness", "flush", "end"};
 }
-const char* NameOf(Closing::Reason reason);
 
 // The coordinator's message to all ranks: which micro-batches of the open update each rank may begin.
 struct Grants {
@@ -154,7 +148,6 @@ struct Grants {
   static auto Fields(Self& self) {
     return std::make_tuple(Named("bucket", self.bucket), Named("by_rank", self.by_rank));
   }
-  bool operator==(const Grants& other) const { return Fields(*this) == Fields(other); }
 };
 
 // Decisions about micro-batches travel as a string of bytes. Decoding damaged bytes throws std::runtime_error.

@@ -99,13 +99,13 @@ std::string DescribeDeadlock(const std::vector<RankLevel>& levels, const BucketS
 }
 
 std::string DescribeWaits(const std::vector<RankLevel>& levels, const BucketStates& buckets, Time flush_since,
-                          Time oldest) {
+                          Time oldest, bool of_rounds) {
   std::string text;
   const auto tell = [&](const std::string& what, const auto& missing) {
     text += (text.empty() ? "" : "\n") + what + Ranks(levels.size(), missing);
   };
   for (const auto& [name, bucket] : buckets) {
-    if (!bucket.HasArrival() || bucket.first_arrival > oldest) continue;
+    if (!of_rounds || !bucket.HasArrival() || bucket.first_arrival > oldest) continue;
     const std::string where = std::to_string(bucket.round) + " of " + bucket.Title(name);
     if (!bucket.declaration || !bucket.SharesWork()) {
       tell("round " + where + " waits for ranks",
@@ -124,7 +124,7 @@ std::string DescribeWaits(const std::vector<RankLevel>& levels, const BucketStat
   }
   if (flush_since <= oldest) {
     tell("a flush, or the end of the job, waits for ranks", [&](Rank rank) {
-      const RankLevel& level = levels[static_cast<std::size_t>(rank)];
+      const RankLevel& level = levels[Index(rank)];
       return level.flush == Report::Flush::kNone && !level.joined && Uses(buckets, rank);
     });
   }

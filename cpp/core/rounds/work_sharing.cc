@@ -37,7 +37,7 @@ Ledger::Ledger(int size, int micro_batches)
 }
 
 void Ledger::Observe(Rank rank, const Share& share, int done, Time now) {
-  State& state = ranks_[static_cast<std::size_t>(rank)];
+  State& state = ranks_[Index(rank)];
   if (done > state.done) {
     const Time took = (now - state.since) / (done - state.done);
     state.pace = state.pace == Time(0) ? took : (state.pace + std::min(took, kMostTimes * state.pace)) / 2;

@@ -26,7 +26,6 @@ struct Share {
     return std::make_tuple(Named("granted", self.granted), Named("begun", self.begun), Named("wants", self.wants),
                            Named("gone", self.gone));
   }
-  bool operator==(const Share& other) const { return Fields(*this) == Fields(other); }
 };
 
 // One rank's half of work sharing: the micro-batches it may begin. Not thread-safe: the bucket's lock must be held.
@@ -78,7 +77,7 @@ class Ledger {
   std::vector<MicroBatches> Decide(const std::vector<bool>& comes, Time now);
   // Returns true if a rank is in the middle of a micro-batch.
   bool IsOpen(Rank rank) const {
-    const State& state = ranks_[static_cast<std::size_t>(rank)];
+    const State& state = ranks_[Index(rank)];
     return state.begun > state.done;
   }
   // Returns when Decide must be called again although no rank has news, or kNever.

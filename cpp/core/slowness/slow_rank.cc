@@ -1,6 +1,5 @@
 #include "core/slowness/slow_rank.h"
 
-#include <algorithm>
 #include <cmath>
 #include <iomanip>
 #include <sstream>
@@ -8,6 +7,23 @@
 
 namespace horovod_partial {
 namespace {
+
+constexpr double kBegin = 10, kEnd = 8;  // the least evidence for a begin, and for an end
+constexpr double kNearlyAll = 5;         // with this much evidence, nearly all of the last steps are slow
+constexpr double kLeastLost = 2;         // a slow rank costs at least this many steps since its begin,
+constexpr double kLeastCost = 0.01;      // and at least this share of the steps
+constexpr std::size_t kKept = 512;       // the number of steps that are kept
+constexpr std::size_t kSpans = 64;       // the number of ended spans that are kept
+constexpr std::size_t kFound = 1000;     // the number of times when the rank was slow that are kept
+constexpr std::size_t kFactors = 64;     // the number of slow steps that give a factor
+constexpr std::size_t kGrowth = 256, kLeastGrowth = 32;  // the most and the least slow steps in which growth is sought
+constexpr std::int64_t kShort = 10;                      // a span goes on after a pause of less than this part of it
+constexpr double kMuch = 1.5;                            // a change of the factor by this is told
+constexpr std::int64_t kRare = 20;  // the next burst begins within this many times the length of the last one
+// Bursts are over when none has begun for kPatience periods, or kMostPatience steps if one and a half periods are less.
+// A burst that lasts for kPatience periods is none.
+constexpr double kPatience = 3, kMostPatience = 1000;
+constexpr std::int64_t kOften = 32;  // growth is sought every so many steps
 
 // Returns a factor with as many digits as it is worth telling.
 std::string Factor(double factor) {
@@ -30,27 +46,6 @@ std::string Slowness::Describe() const {
   if (kind == SlownessKind::kRandom) text << ", at random";
   return text.str();
 }
-
-namespace {
-
-constexpr double kBegin = 10, kEnd = 8;  // the least evidence for a begin, and for an end
-constexpr double kNearlyAll = 5;         // with this much evidence, nearly all of the last steps are slow
-constexpr double kLeastLost = 2;         // a slow rank costs at least this many steps since its begin,
-constexpr double kLeastCost = 0.01;      // and at least this share of the steps
-constexpr std::size_t kKept = 512;       // the number of steps that are kept
-constexpr std::size_t kSpans = 64;       // the number of ended spans that are kept
-constexpr std::size_t kFound = 1000;     // the number of times when the rank was slow that are kept
-constexpr std::size_t kFactors = 64;     // the number of slow steps that give a factor
-constexpr std::size_t kGrowth = 256, kLeastGrowth = 32;  // the most and the least slow steps in which growth is sought
-constexpr std::int64_t kShort = 10;                      // a span goes on after a pause of less than this part of it
-constexpr double kMuch = 1.5;                            // a change of the factor by this is told
-constexpr std::int64_t kRare = 20;  // the next burst begins within this many times the length of the last one
-// Bursts are over when none has begun for kPatience periods, or kMostPatience steps if one and a half periods are less.
-// A burst that lasts for kPatience periods is none.
-constexpr double kPatience = 3, kMostPatience = 1000;
-constexpr std::int64_t kOften = 32;  // growth is sought every so many steps
-
-}  // namespace
 
 SlowRank::SlowRank(Rank rank, int size) : rank_(rank), begin_(kBegin + std::log(size)) {}
 

@@ -36,8 +36,9 @@ struct Slowness {
   std::int64_t length = 0;  // the number of steps from `begin` to `end`, or to the last one that counts so far
   // How many times as long as the median of the other ranks the slow steps take: the median, and its 95 % interval.
   double factor = 1, low = 1, high = 1;
-  double burst = 0, period = 0;  // of bursts: the median length, and from one begin to the next, in steps; otherwise 0
-  double lost = 0;               // by how many steps of the median rank this rank has held up the others since `begin`
+  double burst = 0;   // kBursts: the median length of a burst, in steps; otherwise 0
+  double period = 0;  // kBursts: the median number of steps from the begin of a burst to that of the next; otherwise 0
+  double lost = 0;    // by how many steps of the median rank this rank has held up the others since `begin`
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -46,8 +47,6 @@ struct Slowness {
                       Named("factor", self.factor), Named("low", self.low), Named("high", self.high),
                       Named("burst", self.burst), Named("period", self.period), Named("lost", self.lost));
   }
-
-  bool operator==(const Slowness& other) const { return Fields(*this) == Fields(other); }
 
   // Says how slow the rank is: the rest of a sentence that begins with the rank's name.
   std::string Describe() const;

@@ -7,8 +7,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "core/slowness/slow_rank.h"
-
 namespace horovod_partial {
 namespace {
 
@@ -16,6 +14,23 @@ namespace {
 constexpr double kMedianDifference = 0.954;
 // In the other steps some rank may become slow or fast, which is no noise.
 constexpr double kMostSteps = 0.75;
+
+constexpr double kLeastMean = 1.08;     // a rank is slow if nearly all of its steps take so many times as long,
+constexpr double kLeastFactor = 1.1;    // or if some steps do that take at least so many times as long,
+constexpr double kDeviations = 3;       // and a single slow step is longer by at least this many standard deviations
+constexpr std::size_t kLeastSteps = 3;  // the noise is known from this many steps on
+constexpr double kShortest = 1e-6;      // shorter compute times count as this long, because they have no logarithm
+constexpr double kRecent = 1.0 / 64;    // the weight of a step in means over recent steps
+constexpr double kForget = 1.0 / 256;   // by how much less a step counts than the next one, for chance
+constexpr double kPriorChance = 0.1, kPrior = 50;  // before there are many steps: as if from kPrior steps
+constexpr double kLeastChance = 0.01, kMostChance = 0.5;
+
+// Returns the median of sorted values without the one at `left_out`.
+double MedianWithout(const std::vector<double>& sorted, std::size_t left_out) {
+  const std::size_t count = sorted.size() - 1;
+  const auto at = [&](std::size_t i) { return sorted[i < left_out ? i : i + 1]; };
+  return count % 2 == 1 ? at(count / 2) : (at(count / 2 - 1) + at(count / 2)) / 2;
+}
 
 }  // namespace
 
@@ -44,27 +59,6 @@ double StepNoise::Quantile(std::array<double, kSteps> of_steps, double quantile)
 double StepNoise::typical() const { return Quantile(medians_, 0.5) / kMedianDifference; }
 
 double StepNoise::full() const { return std::sqrt(Quantile(squares_, kMostSteps) / 2); }
-
-namespace {
-
-constexpr double kLeastMean = 1.08;     // a rank is slow if nearly all of its steps take so many times as long,
-constexpr double kLeastFactor = 1.1;    // or if some steps do that take at least so many times as long,
-constexpr double kDeviations = 3;       // and a single slow step is longer by at least this many standard deviations
-constexpr std::size_t kLeastSteps = 3;  // the noise is known from this many steps on
-constexpr double kShortest = 1e-6;      // shorter compute times count as this long, because they have no logarithm
-constexpr double kRecent = 1.0 / 64;    // the weight of a step in means over recent steps
-constexpr double kForget = 1.0 / 256;   // by how much less a step counts than the next one, for chance
-constexpr double kPriorChance = 0.1, kPrior = 50;  // before there are many steps: as if from kPrior steps
-constexpr double kLeastChance = 0.01, kMostChance = 0.5;
-
-// Returns the median of sorted values without the one at `left_out`.
-double MedianWithout(const std::vector<double>& sorted, std::size_t left_out) {
-  const std::size_t count = sorted.size() - 1;
-  const auto at = [&](std::size_t i) { return sorted[i < left_out ? i : i + 1]; };
-  return count % 2 == 1 ? at(count / 2) : (at(count / 2 - 1) + at(count / 2)) / 2;
-}
-
-}  // namespace
 
 SlowRanks::SlowRanks(int size) {
   for (Rank rank = 0; rank < size; ++rank) members_.push_back({SlowRank(rank, size)});
@@ -120,7 +114,7 @@ std::vector<double> SlowRanks::Levels(const Row& row) const {
 
 void SlowRanks::Compare(const Row& row, std::vector<News>& news) {
   double begins = 0, others = 0;
-  for (const Member& member : members_) {
+  for (const JudgedRank& member : members_) {
     begins += member.begins;
     others += member.others;
   }
@@ -133,7 +127,7 @@ void SlowRanks::Compare(const Row& row, std::vector<News>& news) {
   const double shift = std::max(2 * std::log(kLeastMean), deviation / 2);
   for (std::size_t rank = 0; rank < row.seconds.size(); ++rank) {
     if (std::isnan(row.seconds[rank])) continue;
-    Member& member = members_[rank];
+    JudgedRank& member = members_[rank];
     ComparedStep step;
     step.step = row.step;
     step.ratio = row.ratios[rank];

@@ -51,16 +51,12 @@ class SlowRanks {
   // what must be told. Throws std::invalid_argument unless there is a number for each rank.
   std::vector<News> Step(const std::vector<double>& seconds);
 
-  // The number of steps that were compared: those of two ranks or more.
-  std::int64_t steps() const { return steps_; }
   // All times when a rank was slow, oldest first.
   // Throws std::out_of_range if there is no such rank.
-  const std::vector<Slowness>& found(Rank rank) const {
-    return members_.at(static_cast<std::size_t>(rank)).slow.found();
-  }
+  const std::vector<Slowness>& found(Rank rank) const { return members_.at(Index(rank)).slow.found(); }
 
  private:
-  struct Member {
+  struct JudgedRank {
     SlowRank slow;
     bool was_slow = false;  // in the last step
     double begins = 0;      // how often slow steps began lately
@@ -77,12 +73,12 @@ class SlowRanks {
   std::vector<double> Levels(const Row& row) const;
   void Compare(const Row& row, std::vector<News>& news);
 
-  std::vector<Member> members_;
+  std::vector<JudgedRank> members_;
   StepNoise noise_;         // of the ratios
   StepNoise level_noise_;   // of what Levels returns
   std::vector<Row> first_;  // the first steps, until the noise is known
-  std::int64_t steps_ = 0;
-  double usual_ = 0;  // the median rank's time: a mean over recent steps
+  std::int64_t steps_ = 0;  // the number of steps that were compared: those of two ranks or more
+  double usual_ = 0;        // the median rank's time: a mean over recent steps
 };
 
 }  // namespace horovod_partial

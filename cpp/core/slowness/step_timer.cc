@@ -1,10 +1,6 @@
 #include "core/slowness/step_timer.h"
 
-#include <algorithm>
-#include <chrono>
 #include <limits>
-#include <optional>
-#include <utility>
 
 namespace horovod_partial {
 
@@ -59,7 +55,7 @@ void StepTimer::Arrived(const std::vector<std::string>& names, std::int64_t buck
 }
 
 void StepTimer::Got(std::int64_t bucket, Time time, Round round, bool late, int staleness) {
-  for (Row& row : rows_) {  // micro-batches of work sharing have one result together
+  for (Row& row : rows_) {  // several rows may wait for it: under work sharing the micro-batches of an update do
     if (row.outstanding.erase(bucket) == 0) continue;
     resumed_ = std::max(resumed_, time);
     row.result = std::max(row.result, time);
@@ -95,13 +91,13 @@ void StepTimer::PassOnBut(std::size_t kept) {
     if (joined) continue;
     pass_on_(step);
     if (!step.begin || step.handed == begin || computed_.size() == kMost) continue;
-    computed_.push_back({step.number, std::chrono::duration<double>(step.handed - begin - step.blocked).count()});
+    computed_.push_back({step.number, ToSeconds(step.handed - begin - step.blocked)});
   }
 }
 
 void StepRows::Add(Rank rank, const std::vector<TimedStep>& steps) {
   if (steps.empty()) return;
-  Member& member = ranks_[static_cast<std::size_t>(rank)];
+  RankSteps& member = ranks_[Index(rank)];
   member.has_begun = true;
   if (std::exchange(member.was_out, false) && member.steps.empty())
     member.left_out = std::min(member.left_out, steps.front().number - row_);
@@ -114,27 +110,27 @@ void StepRows::Add(Rank rank, const std::vector<TimedStep>& steps) {
 }
 
 void StepRows::SetOut(Rank rank, bool out) {
-  Member& member = ranks_[static_cast<std::size_t>(rank)];
+  RankSteps& member = ranks_[Index(rank)];
   member.out = out;
   if (out) member.was_out = true;
 }
 
 std::vector<std::vector<double>> StepRows::Take(std::size_t most) {
   std::vector<std::vector<double>> rows;
-  const auto has_begun = [](const Member& member) { return member.has_begun; };
+  const auto has_begun = [](const RankSteps& member) { return member.has_begun; };
   if (takes_ < kPatience && std::any_of(ranks_.begin(), ranks_.end(), has_begun)) ++takes_;
   const bool waits_for_all = takes_ < kPatience;
-  const auto holds_up = [waits_for_all](const Member& member) {
+  const auto holds_up = [waits_for_all](const RankSteps& member) {
     return member.steps.empty() && !member.out && (member.has_begun || waits_for_all);
   };
   while (rows.size() < most && std::none_of(ranks_.begin(), ranks_.end(), holds_up)) {
     std::optional<std::int64_t> number;
-    for (const Member& member : ranks_)
+    for (const RankSteps& member : ranks_)
       if (!member.steps.empty()) number = std::min(number.value_or(member.next()), member.next());
     if (!number) break;
     std::vector<double> row(ranks_.size(), std::numeric_limits<double>::quiet_NaN());
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-      Member& member = ranks_[rank];
+      RankSteps& member = ranks_[rank];
       if (member.steps.empty() || member.next() != *number) continue;
       row[rank] = member.steps.front().seconds;
       member.steps.pop_front();

@@ -27,7 +27,6 @@ struct TimedStep {
   static auto Fields(Self& self) {
     return std::make_tuple(Named("number", self.number), Named("seconds", self.seconds));
   }
-  bool operator==(const TimedStep& other) const { return Fields(*this) == Fields(other); }
 };
 
 // What a rank tells of its steps.
@@ -39,7 +38,6 @@ struct StepReport {
   static auto Fields(Self& self) {
     return std::make_tuple(Named("ended", self.ended), Named("bytes", self.bytes));
   }
-  bool operator==(const StepReport& other) const { return Fields(*this) == Fields(other); }
 };
 
 // One step of a rank.
@@ -157,7 +155,7 @@ class StepRows {
   std::vector<std::vector<double>> Take(std::size_t most);
 
  private:
-  struct Member {
+  struct RankSteps {
     std::deque<TimedStep> steps;
     std::int64_t left_out = 0;
     bool out = false;
@@ -166,7 +164,7 @@ class StepRows {
 
     std::int64_t next() const { return steps.front().number - left_out; }
   };
-  std::vector<Member> ranks_;
+  std::vector<RankSteps> ranks_;
   std::int64_t row_ = 0;  // the number of the next row, at least
   int takes_ = 0;         // the number of calls of Take since the first step of any rank
 };

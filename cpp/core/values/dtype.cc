@@ -50,8 +50,6 @@ std::size_t SizeOf(DataType type) {
   return Dispatch<Half>(type, [](auto value) { return sizeof(value); });
 }
 
-const char* NameOf(DataType type) { return NamesOf(type)[static_cast<std::size_t>(type)]; }
-
 void Add(DataType type, void* target, const void* source, std::size_t elements) {
   Dispatch<Half>(type, [&](auto value) {
     using T = decltype(value);

@@ -6,6 +6,9 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <vector>
+
+#include "core/values/fields.h"
 
 namespace horovod_partial {
 
@@ -45,7 +48,12 @@ auto Dispatch(DataType type, Function&& function) {
 }
 
 std::size_t SizeOf(DataType type);
-const char* NameOf(DataType type);
+// Returns the number of elements of a tensor with this shape.
+inline std::size_t ElementsOf(const std::vector<std::int64_t>& shape) {
+  std::size_t elements = 1;
+  for (const std::int64_t dimension : shape) elements *= static_cast<std::size_t>(dimension);
+  return elements;
+}
 
 // Computes target[i] += source[i]. Booleans are combined by "or", as in Horovod's sum.
 void Add(DataType type, void* target, const void* source, std::size_t elements);

@@ -29,6 +29,17 @@ inline constexpr bool kHasFields = false;
 template <class Struct>
 inline constexpr bool kHasFields<Struct, std::void_t<decltype(Struct::Fields(std::declval<Struct&>()))>> = true;
 
+template <class Struct, class = std::enable_if_t<kHasFields<Struct>>>
+bool operator==(const Struct& one, const Struct& other) {
+  return Struct::Fields(one) == Struct::Fields(other);
+}
+
+// Returns the name of an enumerator.
+template <class Value, class = std::enable_if_t<std::is_enum_v<Value>>>
+const char* NameOf(Value value) {
+  return NamesOf(value)[static_cast<std::size_t>(value)];
+}
+
 // Returns the enumerator of this name. If there is none, throws std::invalid_argument with `what` and all names.
 template <class Value>
 Value FromName(const char* what, const std::string& name) {

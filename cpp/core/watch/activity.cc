@@ -17,11 +17,7 @@ const Activity& Lasting::Pass(const Look& look) {
   return last_.activity;
 }
 
-std::string Framed(const std::string& word) {
-  Writer bytes;
-  bytes.Put(word);
-  return bytes.Take();
-}
+std::string Framed(const std::string& word) { return BytesOf(word); }
 
 std::optional<std::string> Words::Next() {
   std::uint32_t size = 0;

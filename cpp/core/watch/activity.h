@@ -32,7 +32,6 @@ struct Activity {
     return std::make_tuple(Named("kind", self.kind), Named("what", self.what), Named("needed", self.needed),
                            Named("intervals", self.intervals));
   }
-  bool operator==(const Activity& other) const { return Fields(*this) == Fields(other); }
 };
 
 constexpr std::array<const char*, 3> NamesOf(Activity::Kind /*kind*/) { return {"computing", "waiting", "resting"}; }
@@ -85,7 +84,6 @@ struct MachineSigns {
     return std::make_tuple(Named("processors", self.processors), Named("stolen", self.stolen),
                            Named("throttled", self.throttled), Named("pressure", self.pressure));
   }
-  bool operator==(const MachineSigns& other) const { return Fields(*this) == Fields(other); }
 };
 
 struct Beat {
@@ -97,7 +95,6 @@ struct Beat {
   static auto Fields(Self& self) {
     return std::make_tuple(Named("activity", self.activity), Named("steps", self.steps), Named("signs", self.signs));
   }
-  bool operator==(const Beat& other) const { return Fields(*this) == Fields(other); }
 };
 
 std::string Encode(const Beat& beat);

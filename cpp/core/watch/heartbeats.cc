@@ -1,6 +1,5 @@
 #include "core/watch/heartbeats.h"
 
-#include <cstdint>
 #include <sstream>
 #include <stdexcept>
 
@@ -71,12 +70,6 @@ std::optional<Hello> Hello::Decode(std::string_view bytes, std::string_view secr
   const auto rank = Reader(rank_bytes, "a hello").Get<Rank>();
   if (rank < 1 || rank >= size) return std::nullopt;
   return Hello{std::string(secret), rank};
-}
-
-std::string MissingNotice::Encode() const { return BytesOf(rank); }
-
-MissingNotice MissingNotice::Decode(const std::string& bytes) {
-  return {FromBytes<Rank>(bytes, "a notice of a missing rank")};
 }
 
 std::string Endpoint::Encode() const {

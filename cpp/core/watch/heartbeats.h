@@ -47,17 +47,6 @@ struct Hello {
   static std::optional<Hello> Decode(std::string_view bytes, std::string_view secret, int size);
 };
 
-// The message by which rank 0 tells the other ranks that a rank is missing, so that they end.
-struct MissingNotice {
-  static constexpr std::size_t kBytes = 4;
-
-  Rank rank = 0;
-
-  std::string Encode() const;
-  // Throws std::runtime_error if the bytes do not encode a notice of a missing rank.
-  static MissingNotice Decode(const std::string& bytes);
-};
-
 // Where rank 0 listens for heartbeats. This information travels to the other ranks as a text.
 struct Endpoint {
   std::uint16_t port = 0;

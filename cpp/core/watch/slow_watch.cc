@@ -22,7 +22,7 @@ void Average(double& mean, double value) {
 void SlowWatch::Says(Rank rank, const Beat& beat) {
   rows_.SetOut(rank, beat.activity.kind == Activity::Kind::kResting);
   rows_.Add(rank, beat.steps.ended);
-  WatchedRank& watched = ranks_[static_cast<std::size_t>(rank)];
+  WatchedRank& watched = ranks_[Index(rank)];
   for (const TimedStep& step : beat.steps.ended) watched.compute_seconds += step.seconds;
   watched.steps += static_cast<std::int64_t>(beat.steps.ended.size());
   watched.bytes += beat.steps.bytes;
@@ -54,7 +54,7 @@ std::vector<WatchedRank> SlowWatch::ranks() const {
 std::string SlowWatch::Describe(const SlowRanks::News& news) const {
   std::string line = "rank " + std::to_string(news.slowness.rank) + ' ' + news.slowness.Describe();
   if (news.change == SlowRank::Change::kEnds) return line + ", and is not slow any more";
-  return line + horovod_partial::Describe(ranks_[static_cast<std::size_t>(news.slowness.rank)].signs);
+  return line + horovod_partial::Describe(ranks_[Index(news.slowness.rank)].signs);
 }
 
 std::string Describe(const MachineSigns& signs) {

@@ -1,7 +1,6 @@
 #include "core/watch/stalls.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <sstream>
 #include <utility>
@@ -34,10 +33,13 @@ std::string NameAll(const std::set<Rank>& ranks) {
   return text.str();
 }
 
+// Appends a clause to a list of clauses.
+void Add(std::string& list, const std::string& clause) { list += (list.empty() ? "" : "; ") + clause; }
+
 }  // namespace
 
 std::string Lasted(int intervals, Time interval) {
-  const double seconds = intervals * std::chrono::duration<double>(interval).count();
+  const double seconds = intervals * ToSeconds(interval);
   std::ostringstream text;
   text << (seconds < 10 ? std::round(10 * seconds) / 10 : std::round(seconds)) << " s";
   return text.str();
@@ -47,13 +49,6 @@ std::string Describe(const Activity& own, Time interval) {
   if (own.kind != Activity::Kind::kWaiting) return "is in no wait that is known, and others wait for it";
   return "has waited in " + own.what + " for " + Lasted(own.intervals, interval) + " and longer";
 }
-
-namespace {
-
-// Appends a clause to a list of clauses.
-void Add(std::string& list, const std::string& clause) { list += (list.empty() ? "" : "; ") + clause; }
-
-}  // namespace
 
 std::set<Rank> Stall::Writers() const {
   std::set<Rank> writers = computing;
@@ -94,7 +89,7 @@ bool StallWatch::Lasts(const Activity& activity) const {
   return activity.kind == Activity::Kind::kWaiting && activity.intervals >= limit_ - kAhead;
 }
 
-bool StallWatch::IsHeard(const Member& member) const { return !member.gone && member.silent <= kHeard; }
+bool StallWatch::IsHeard(const WatchedRank& member) const { return !member.gone && member.silent <= kHeard; }
 
 StallWatch::News StallWatch::Pass() {
   bool lasts = false;  // true if some rank has reported a long wait
@@ -106,7 +101,7 @@ StallWatch::News StallWatch::Pass() {
   seen_ = stall.waiting.empty() ? 0 : seen_ + 1;
   // Nothing is logged while it is open whether a rank is stopped: its heartbeats are overdue, but not for long enough.
   const bool open = std::any_of(members_.begin(), members_.end(), [&](const auto& item) {
-    const Member& member = item.second;
+    const WatchedRank& member = item.second;
     return !member.gone && !IsHeard(member) && !IsSilent(member.silent, limit_);
   });
   News news;
@@ -129,7 +124,7 @@ Stall StallWatch::Find() const {
   for (const Rank rank : needed) {
     const auto found = members_.find(rank);
     if (found == members_.end()) continue;
-    const Member& member = found->second;
+    const WatchedRank& member = found->second;
     const Activity& activity = member.activity;
     if (member.gone) {
       stall.gone.insert(rank);

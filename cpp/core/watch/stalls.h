@@ -5,7 +5,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <vector>
 
 #include "core/values/types.h"
 #include "core/watch/activity.h"
@@ -67,19 +66,19 @@ class StallWatch {
   News Pass();
 
  private:
-  struct Member {
+  struct WatchedRank {
     Activity activity;
     int silent = 0;
     bool gone = false;
   };
   bool Lasts(const Activity& activity) const;
-  bool IsHeard(const Member& member) const;
+  bool IsHeard(const WatchedRank& member) const;
   Stall Find() const;
 
   const int limit_;
   Telling telling_;
   int seen_ = 0;  // the number of heartbeat intervals in a row that ended with a stall
-  std::map<Rank, Member> members_;
+  std::map<Rank, WatchedRank> members_;
 };
 
 // Each rank but rank 0 watches over rank 0, because a rank 0 that is stopped cannot log the waits of the others.

@@ -203,7 +203,6 @@ class Application {
   std::string error;  // what its thread ended with, if not well
 
  private:
-  static std::size_t Index(int i) { return static_cast<std::size_t>(i); }
   FakeDevice* OwnDevice() const { return dynamic_cast<FakeDevice*>(&horovod_.memory(rank_)); }
   // A device makes the contribution: in its own time, if it has a stream.
   std::shared_ptr<ReadyEvent> Make(Tensor& target, const Floats& contribution, int polls) {

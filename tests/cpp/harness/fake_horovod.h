@@ -161,7 +161,7 @@ class FakeHorovod {
   void CountWakeUp() { ++wake_ups_; }
   // For messages: what the ranks say, and what they wait for.
   std::string Describe() const {
-    std::string text = coordinator_.DescribeWaits(kNever);
+    std::string text = coordinator_.DescribeWaits(kNever, false);
     for (const auto& state : ranks_) {
       text += "\nrank " + std::to_string(state->rank) + ": absent " + Describe(state->report.absent) + " waiting " +
               Describe(state->report.waiting) + " flush " + std::to_string(static_cast<int>(state->report.flush)) +
@@ -252,7 +252,6 @@ class FakeHorovod {
     std::size_t first_round = 0;      // in history_
   };
 
-  static std::size_t Index(Rank rank) { return static_cast<std::size_t>(rank); }
   Time ForeignSince(const RankState& state) const { return state.foreign ? state.foreign_since.load() : kNever; }
 
   void Complain(const std::string& what) {

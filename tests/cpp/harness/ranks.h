@@ -67,8 +67,6 @@ class Ranks {
   Ranks(const Job& job, Coverage& coverage)
       : job_(&job), coverage_(&coverage), size_(static_cast<int>(job.processes.size())), ranks_(job.processes.size()) {}
 
-  static std::size_t Index(int i) { return static_cast<std::size_t>(i); }
-
   enum class Phase : std::uint8_t { kReport, kBegin, kFinish };
   enum class Flush : std::uint8_t { kNone, kRaised, kDelivered, kAllEnded };
 

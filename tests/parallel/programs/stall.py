@@ -20,6 +20,7 @@ from horovod_partial.torch.operations import runtime
 
 policy, what, ranks = sys.argv[1:]
 torch.set_num_threads(1)
+torch.manual_seed(0)  # a flush compares the models of the ranks
 model = torch.nn.Linear(8, 1)
 torch.optim.SGD(model.parameters(), lr=0.01).step()  # imports much, which takes one rank longer than another
 note("warm")
