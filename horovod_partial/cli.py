@@ -9,11 +9,11 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import typer
 from rich.console import Console
@@ -78,59 +78,44 @@ def check() -> None:
         raise typer.Exit(1) from None
     from horovod_partial.policies import Policy
 
-    def mark(available: bool) -> str:
-        return "yes" if available else "no"
-
     table = Table(title=f"horovod_partial {__version__} for Horovod {built.HOROVOD_VERSION}")
     table.add_column("")
     table.add_column("available")
     for framework in SELF_TESTS:
         table.add_row(framework, built.FRAMEWORKS.get(framework, "no"))
     for transport, feature in (("MPI", "mpi"), ("Gloo", "gloo")):
-        table.add_row(f"rounds over {transport}", mark(feature in built.FEATURES))
+        table.add_row(f"rounds over {transport}", "yes" if feature in built.FEATURES else "no")
+    has_nccl = "nccl" in built.FEATURES
     for framework in built.FRAMEWORKS:
-        table.add_row(f"rounds of GPU tensors, {framework}", _on_gpus(framework, built.FEATURES))
+        on_gpus = "yes" if framework == "torch" else "experimental"
+        table.add_row(f"rounds of GPU tensors, {framework}", on_gpus if has_nccl and "cuda" in built.FEATURES else "no")
     for policy in get_args(Policy):
         table.add_row(f"policy {policy.__name__}", "yes")
-    has_nccl = "nccl" in built.FEATURES
     tests = {framework: _self_test(framework, has_nccl) for framework in SELF_TESTS if framework in built.FRAMEWORKS}
-    for framework, test in tests.items():
-        table.add_row(f"attach self-test, {framework}", "FAILED" if test.failure else "passed")
+    for framework, (failure, _) in tests.items():
+        table.add_row(f"attach self-test, {framework}", "FAILED" if failure else "passed")
     Console().print(table)
-    for text in filter(None, (test.nccl for test in tests.values())):
-        typer.echo(text)
-    failures = [test.failure for test in tests.values() if test.failure]
+    for _, text in tests.values():
+        if text:
+            typer.echo(text)
+    failures = [failure for failure, _ in tests.values() if failure]
     if failures:
         typer.echo("\n".join(failures), err=True)
         raise typer.Exit(1)
 
 
-def _on_gpus(framework: str, features: Sequence[str]) -> str:
-    if not {"cuda", "nccl"} <= set(features):
-        return "no"
-    return "yes" if framework == "torch" else "experimental"
-
-
-class SelfTest(NamedTuple):
-    """The result of a framework's self-test. `failure` is empty if it passed, `nccl` if Horovod has no NCCL."""
-
-    failure: str = ""
-    nccl: str = ""
-
-
-def _self_test(framework: str, has_nccl: bool) -> SelfTest:
+def _self_test(framework: str, has_nccl: bool) -> tuple[str, str]:
+    """Return why the self-test failed, empty if it passed; and which NCCL is in use, empty if Horovod has none."""
     program = SELF_TESTS[framework] + (NCCL_QUESTION.format(framework=framework) if has_nccl else "")
     command = [sys.executable, "-c", program]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except subprocess.TimeoutExpired:
-        return SelfTest(failure="the self-test did not end within a minute")
+        return "the self-test did not end within a minute", ""
     if result.returncode != 0:
         last = result.stderr.strip().rpartition("\n")[2]
-        return SelfTest(failure=last if last.startswith("ImportError: horovod_partial was built ") else result.stderr)
-    if not has_nccl:
-        return SelfTest()
-    return SelfTest(nccl=json.loads(result.stdout.splitlines()[-1]))
+        return (last if last.startswith("ImportError: horovod_partial was built ") else result.stderr), ""
+    return "", json.loads(result.stdout.splitlines()[-1]) if has_nccl else ""
 
 
 @app.command()
@@ -263,14 +248,8 @@ def simulate(
         folder = Path(output)
         folder.mkdir(parents=True, exist_ok=True)
         plots.scaling(curves, table.title, folder / "scaling.png")
-        cost = cluster.cost(algorithm, sizes[-1])
-        plots.gantt(
-            model.split(passes, split_ms / 1e3),
-            rules.split(","),
-            cost,
-            f"{title}, {sizes[-1]} ranks",
-            folder / "gantt.png",
-        )
+        step, cost = model.split(passes, split_ms / 1e3), cluster.cost(algorithm, sizes[-1])
+        plots.gantt(step, rules.split(","), cost, f"{title}, {sizes[-1]} ranks", folder / "gantt.png")
         typer.echo(f"plots: {folder / 'scaling.png'}, {folder / 'gantt.png'}")
 
 
@@ -311,15 +290,9 @@ def advise(
         table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
     full = found.predictions[0].rate
     for one in found.predictions:
-        table.add_row(
-            *(
-                str(one),
-                f"{one.rate:.2f}",
-                "-" if math.isnan(one.interval[0]) else f"{one.interval[0]:.2f} to {one.interval[1]:.2f}",
-                f"{one.rate / full:.2f}",
-            ),
-            *(f"{one.late:.1%}", f"{one.staleness:.2f}", f"{one.staleness_95:.0f}"),
-        )
+        interval = "-" if math.isnan(one.interval[0]) else f"{one.interval[0]:.2f} to {one.interval[1]:.2f}"
+        rates = str(one), f"{one.rate:.2f}", interval, f"{one.rate / full:.2f}"
+        table.add_row(*rates, f"{one.late:.1%}", f"{one.staleness:.2f}", f"{one.staleness_95:.0f}")
     console = Console()
     console.width = max(console.width, 110)
     console.print(table)
@@ -340,9 +313,7 @@ def top(
 
     from horovod_partial.metrics import top as tops
 
-    def read() -> tops.Scrape:
-        return tops.read(address)
-
+    read = partial(tops.read, address)
     shown = tops.frames(read, interval)
     hint = (
         "Rank 0 listens there if HOROVOD_PARTIAL_METRICS_PORT is set in the job, and HOROVOD_PARTIAL_METRICS_HOST if it is "

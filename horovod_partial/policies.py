@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any
+from typing import Any, get_args
 
 from horovod_partial import _core
 from horovod_partial.checks import is_flag, is_int, is_number, require, require_count
@@ -106,8 +107,7 @@ class LateGradients(_OpenRounds):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.missed not in ("replay", "latest"):
-            raise ValueError(f"missed must be 'replay' or 'latest', not {self.missed!r}")
+        require(self.missed in ("replay", "latest"), "missed", "'replay' or 'latest'", self.missed)
         require_count("replay_limit", self.replay_limit, 2)
 
 
@@ -160,8 +160,7 @@ class Majority(LateGradients):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.initiator not in (None, "random"):
-            raise ValueError(f"initiator must be None or 'random', not {self.initiator!r}")
+        require(self.initiator in (None, "random"), "initiator", "None or 'random'", self.initiator)
         require(is_int(self.seed), "seed", "an int", self.seed)
 
     def to_core(self, size: int) -> _core.Policy:
@@ -190,27 +189,17 @@ class Quorum(LateGradients):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "is_share", isinstance(self.ranks, float))
-        _check_ranks("ranks", self.ranks)
+        is_either = isinstance(self.ranks, int | float) and not isinstance(self.ranks, bool)
+        require(is_either, "ranks", "an int or a float", self.ranks)
+        if self.is_share and not 0.0 < self.ranks <= 1.0:
+            raise ValueError(f"a share of the ranks must be above 0 and at most 1, not {self.ranks}")
+        require(self.is_share or self.ranks >= 1, "ranks", "1 or more", self.ranks)
 
     def to_core(self, size: int) -> _core.Policy:
-        return self._to_core(quorum=_count_of(self.ranks, size))
-
-
-def _check_ranks(name: str, ranks: Any) -> None:
-    is_either = isinstance(ranks, int | float) and not isinstance(ranks, bool)
-    require(is_either, name, "an int or a float", ranks)
-    if isinstance(ranks, int) and ranks < 1:
-        raise ValueError(f"{name} must be 1 or more, not {ranks}")
-    if isinstance(ranks, float) and not 0.0 < ranks <= 1.0:
-        raise ValueError(f"a share of the ranks must be above 0 and at most 1, not {ranks}")
-
-
-def _count_of(ranks: float, size: int) -> int:
-    """Convert a number of ranks, or a share of `size`, to a number of ranks from 1 to `size`."""
-    if isinstance(ranks, int):
-        return min(ranks, size)
-    # Without `round`, 0.55 of 20 ranks would be 12 ranks: the floating-point product is a little above 11.
-    return max(1, math.ceil(round(ranks * size, 9)))
+        if isinstance(self.ranks, int):
+            return self._to_core(quorum=min(self.ranks, size))
+        # Without `round`, 0.55 of 20 ranks would be 12 ranks: the floating-point product is a little above 11.
+        return self._to_core(quorum=max(1, math.ceil(round(self.ranks * size, 9))))
 
 
 @dataclass(frozen=True, repr=False)
@@ -218,8 +207,8 @@ class WorkSharing(_Policy):
     """The micro-batches of an update belong to all ranks, and each free rank takes the next one.
 
     Only for `hvd.DistributedOptimizer` in PyTorch and Keras. An update has `backward_passes_per_step` micro-batches for each
-    rank, on average. It contains the gradients of all of them, computed with the weights of the update before, same as
-    with `hvd.Full()` and this accumulation. No gradient is late, and all ranks have the same model after every update.
+    rank, on average. Their gradients are all computed with the weights that the previous update has left, same as with
+    `hvd.Full()` and gradient accumulation. No gradient is late, and all ranks have the same model after every update.
     A slow rank makes fewer micro-batches, and the others make more. Scheduling theory calls this work sharing, or
     central self-scheduling (docs/policies.md).
     """
@@ -314,9 +303,6 @@ def _check_share(name: str, value: Any) -> None:
     require(is_number(value) and 0.0 < value <= 1.0, name, "a number above 0 and at most 1", value)
 
 
-_AVERAGED = ("parameters", "buffers", "state")
-
-
 class _ModelPolicy(_Policy):
     """A policy whose contributions are models."""
 
@@ -327,8 +313,7 @@ class _ModelPolicy(_Policy):
         """Check what is averaged, and how; and let `average` be a tuple, also if it was given as a text or a list."""
         given: Any = self.average
         names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else ()
-        unknown = [name for name in names if name not in _AVERAGED]
-        if unknown or "parameters" not in names:
+        if "parameters" not in names or any(name not in ("parameters", "buffers", "state") for name in names):
             raise ValueError(f"average must hold 'parameters', and may hold 'buffers' and 'state', not {given!r}")
         object.__setattr__(self, "average", names)
         fits = is_flag(self.overlap) or self.overlap == "gradient"
@@ -423,8 +408,7 @@ class PartialReduce(_ModelPolicy):
 
     def __post_init__(self) -> None:
         require_count("size", self.size, 2)
-        if self.weights not in ("constant", "staleness"):
-            raise ValueError(f"weights must be 'constant' or 'staleness', not {self.weights!r}")
+        require(self.weights in ("constant", "staleness"), "weights", "'constant' or 'staleness'", self.weights)
         _check_share("alpha", self.alpha)
         self._check_average()
 
@@ -476,15 +460,9 @@ ModelPolicy = GroupAverage | PartialReduce | WeightedAverage
 Policy = GradientPolicy | ModelPolicy
 
 
+# The policies by their names in texts, such as `work_sharing` for `WorkSharing`.
 _BY_NAME: dict[str, type[Policy]] = {
-    "full": Full,
-    "solo": Solo,
-    "majority": Majority,
-    "quorum": Quorum,
-    "work_sharing": WorkSharing,
-    "group_average": GroupAverage,
-    "partial_reduce": PartialReduce,
-    "weighted_average": WeightedAverage,
+    re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower(): kind for kind in get_args(Policy)
 }
 
 

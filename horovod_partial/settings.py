@@ -30,8 +30,7 @@ class Settings(BaseSettings):
         default=25.0, gt=0, description="Size of the buckets that gradients are packed into, in MB."
     )
     abort_seconds: float = Field(
-        default=0.0,
-        description="End the job when a rank has given no sign of life for so long; 0 for never.",
+        default=0.0, description="End the job when a rank has given no sign of life for so long; 0 for never."
     )
     stall_seconds: float = Field(
         default=60.0,

@@ -39,6 +39,12 @@ def is_average(op: int, average: int, total: int) -> bool:
     return op == average
 
 
+def check_predivide(arguments: Mapping[str, Any], average: int) -> None:
+    """Raise ValueError if `gradient_predivide_factor` is given and `op` is not `average`, the framework's Average."""
+    if arguments["gradient_predivide_factor"] != 1.0 and arguments["op"] != average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+
+
 def check_sampler(batch_size: Any, shuffle: Any, drop_last: Any, process_set: Any) -> None:
     """Check the arguments of all samplers. Raises ValueError if one is wrong."""
     require_count("batch_size", batch_size, 1)
@@ -129,10 +135,8 @@ def _users_level() -> int:
 
 def check_compression(compression: Any) -> None:
     """Raise a ValueError if an optimizer's `compression` lacks a method `compress` or `decompress`."""
-    if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
-        raise ValueError(
-            f"compression must be one of hvd.Compression, or a class with compress and decompress, not {compression!r}"
-        )
+    fits = all(callable(getattr(compression, name, None)) for name in ("compress", "decompress"))
+    require(fits, "compression", "one of hvd.Compression, or a class with compress and decompress", compression)
 
 
 def warn_of_float32() -> None:

@@ -95,8 +95,7 @@ class ModelExchange(ABC):
         self.runtime.flush(self.process_set.process_set_id)
         if isinstance(self.policy, WeightedAverage):
             work = self._periods.work()
-            # Begin the new period of averages right after the flush, before any rank trains on.
-            # After a flush, all ranks have counted equally many ends of periods, as long as no rank trains on.
+            # Begin the new period at once. Until a rank takes its next step, all ranks have the same count of periods.
             self._periods.begin_anew(self._signalled())
             self._named(self.name).clear()  # forget the averages that this rank has missed
             self._average_over_all(model, name, WeightedAverage(1, self.policy.contraction), work)

@@ -25,8 +25,7 @@ def check_equal(hashes: Mapping[str, str], gather: Callable[[bytes], Sequence[by
     `hashes` has the hash of each tensor, by name. `gather` collects the bytes of all ranks, in the order of `ranks`. If
     tensors differ, every rank raises AssertionError, with the first such tensor and the ranks where it differs.
     """
-    by_rank = _of_all_ranks(hashes, gather, ranks)
-    differing = _differing(by_rank)
+    by_rank, differing = _compared(hashes, gather, ranks)
     if differing:
         name, others = next(iter(differing.items()))
         count = len({name for of_rank in by_rank.values() for name in of_rank})
@@ -44,8 +43,7 @@ def check_alike(kinds: Sequence[str], gather: Callable[[bytes], Sequence[bytes]]
     shape of each variable. `gather` collects the bytes of all ranks, in the order of `ranks`. If variables differ,
     every rank raises ValueError, with the first such variable and the ranks where it differs.
     """
-    by_rank = _of_all_ranks({str(index): kind for index, kind in enumerate(kinds)}, gather, ranks)
-    differing = _differing(by_rank)
+    by_rank, differing = _compared({str(index): kind for index, kind in enumerate(kinds)}, gather, ranks)
     if differing:
         index, others = next(iter(differing.items()))
         first, reference = next(iter(by_rank.items()))
@@ -56,18 +54,14 @@ def check_alike(kinds: Sequence[str], gather: Callable[[bytes], Sequence[bytes]]
         )
 
 
-def _of_all_ranks(
+def _compared(
     mine: Mapping[str, str], gather: Callable[[bytes], Sequence[bytes]], ranks: Iterable[int]
-) -> dict[int, dict[str, str]]:
-    everybody = [json.loads(text) for text in gather(json.dumps(mine).encode())]
-    return dict(zip(ranks, everybody, strict=True))
-
-
-def _differing(by_rank: Mapping[int, Mapping[str, str]]) -> dict[str, list[int]]:
-    """Return the names whose values differ, each with the ranks whose value differs from the first rank's."""
+) -> tuple[dict[int, dict[str, str]], dict[str, list[int]]]:
+    """Return the values of every rank by name, and the ranks whose value differs from the first rank's, by name."""
+    by_rank = dict(zip(ranks, map(json.loads, gather(json.dumps(mine).encode())), strict=True))
     reference = next(iter(by_rank.values()))
     names = dict.fromkeys(name for of_rank in by_rank.values() for name in of_rank)
     others = {
         name: [rank for rank, of_rank in by_rank.items() if of_rank.get(name) != reference.get(name)] for name in names
     }
-    return {name: ranks for name, ranks in others.items() if ranks}
+    return by_rank, {name: ranks for name, ranks in others.items() if ranks}

@@ -55,6 +55,7 @@ class Plan:
 
     def __init__(self, shards: Shards, place: Place, rank: int, size: int) -> None:
         self.place = place
+        self.rank = rank
         self.size = size
         self._shards = shards
         self._samples = shards.batch_size * shards.passes * size  # the number of samples in an update of work sharing

@@ -59,8 +59,7 @@ def estimate_contraction(losses: Sequence[float], loss: Literal["quadratic", "li
     Raises:
         ValueError: the losses do not fall like an exponential, or are not numbers, or `loss` is another word.
     """
-    if loss not in ("quadratic", "linear"):
-        raise ValueError(f"loss must be 'quadratic' or 'linear', not {loss!r}")
+    require(loss in ("quadratic", "linear"), "loss", "'quadratic' or 'linear'", loss)
     try:
         values = [float(value) for value in losses]
     except (TypeError, ValueError):

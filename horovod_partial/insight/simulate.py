@@ -10,7 +10,6 @@ import csv
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from typing import Protocol
@@ -19,8 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_partial import _core, documents, merging, policies
+from horovod_partial.checks import require
 from horovod_partial.merging import MergingPlan, MessageCost
 from horovod_partial.policies import FOR_EVER, Full, ModelPolicy, Policy, Quorum, WeightedAverage, WorkSharing
+
+ALGORITHMS = (
+    "ring",
+    "recursive_doubling",
+    "recursive_halving_doubling",
+    "binary_tree",
+    "double_binary_trees",
+    "hierarchical",
+)
 
 
 @dataclass(frozen=True)
@@ -64,60 +73,27 @@ class Cluster:
         ranks of a node send their parts at the same time. The ranks fill one node after another. Raises ValueError if
         `algorithm` is not one of `ALGORITHMS`.
         """
-        if algorithm not in _COSTS:
-            raise ValueError(f"algorithm must be one of {', '.join(map(repr, ALGORITHMS))}, not {algorithm!r}")
-        return MessageCost(*_COSTS[algorithm](self, ranks))
-
-
-def _ring(cluster: Cluster, ranks: int) -> tuple[float, float]:
-    steps = ranks - 1
-    link, add = cluster.seconds_per_byte, cluster.reduce_seconds_per_byte
-    return 2 * steps * cluster.latency, (2 * link + add) * steps / ranks
-
-
-def _recursive_doubling(cluster: Cluster, ranks: int) -> tuple[float, float]:
-    steps = _doublings(ranks)
-    return steps * cluster.latency, steps * (cluster.seconds_per_byte + cluster.reduce_seconds_per_byte)
-
-
-def _recursive_halving_doubling(cluster: Cluster, ranks: int) -> tuple[float, float]:
-    link, add = cluster.seconds_per_byte, cluster.reduce_seconds_per_byte
-    return 2 * _doublings(ranks) * cluster.latency, (2 * link + add) * (ranks - 1) / ranks
-
-
-def _binary_tree(cluster: Cluster, ranks: int) -> tuple[float, float]:
-    steps = _doublings(ranks)
-    return 2 * steps * cluster.latency, steps * (2 * cluster.seconds_per_byte + cluster.reduce_seconds_per_byte)
-
-
-def _double_binary_trees(cluster: Cluster, ranks: int) -> tuple[float, float]:
-    if ranks == 1:
-        return 0.0, 0.0
-    # Table 2 of the MG-WFBP paper prints a start-up of 2 log N. It omits a factor: the latency of a message.
-    return 2 * _doublings(ranks) * cluster.latency, cluster.seconds_per_byte + cluster.reduce_seconds_per_byte
-
-
-def _doublings(ranks: int) -> int:
-    """Return how often 1 must be doubled to reach at least `ranks`."""
-    return (ranks - 1).bit_length()
-
-
-def _hierarchical(cluster: Cluster, ranks: int) -> tuple[float, float]:
-    local = replace(cluster, latency=cluster.local_latency, seconds_per_byte=cluster.local_seconds_per_byte)
-    within = _ring(local, min(ranks, cluster.ranks_per_node))
-    between = _ring(cluster, math.ceil(ranks / cluster.ranks_per_node))
-    return within[0] + between[0], within[1] + between[1]
-
-
-_COSTS: dict[str, Callable[[Cluster, int], tuple[float, float]]] = {
-    "ring": _ring,
-    "recursive_doubling": _recursive_doubling,
-    "recursive_halving_doubling": _recursive_halving_doubling,
-    "binary_tree": _binary_tree,
-    "double_binary_trees": _double_binary_trees,
-    "hierarchical": _hierarchical,
-}
-ALGORITHMS = tuple(_COSTS)
+        steps = ranks - 1
+        doublings = steps.bit_length()  # how often 1 must be doubled to reach at least `ranks`
+        latency, link, add = self.latency, self.seconds_per_byte, self.reduce_seconds_per_byte
+        match algorithm:
+            case "ring":
+                return MessageCost(2 * steps * latency, (2 * link + add) * steps / ranks)
+            case "recursive_doubling":
+                return MessageCost(doublings * latency, doublings * (link + add))
+            case "recursive_halving_doubling":
+                return MessageCost(2 * doublings * latency, (2 * link + add) * steps / ranks)
+            case "binary_tree":
+                return MessageCost(2 * doublings * latency, doublings * (2 * link + add))
+            case "double_binary_trees":
+                # Table 2 of the MG-WFBP paper prints a start-up of 2 log N. It omits a factor: the latency of a message.
+                return MessageCost(2 * doublings * latency, link + add if ranks > 1 else 0.0)
+            case "hierarchical":
+                local = replace(self, latency=self.local_latency, seconds_per_byte=self.local_seconds_per_byte)
+                within = local.cost("ring", min(ranks, self.ranks_per_node))
+                between = self.cost("ring", math.ceil(ranks / self.ranks_per_node))
+                return MessageCost(within.latency + between.latency, within.seconds_per_byte + between.seconds_per_byte)
+        raise ValueError(f"algorithm must be one of {', '.join(map(repr, ALGORITHMS))}, not {algorithm!r}")
 
 
 class Delays(Protocol):
@@ -458,11 +434,16 @@ def simulate(
         raise ValueError(f"cycle must be 0 or more seconds, not {cycle}")
     if not 0 <= split < math.inf:
         raise ValueError(f"split must be 0 or more seconds, not {split}")
-    if delays_in not in ("each", "first"):
-        raise ValueError(f"delays_in must be 'each' or 'first', not {delays_in!r}")
+    require(delays_in in ("each", "first"), "delays_in", "'each' or 'first'", delays_in)
     costs = [cluster.cost(algorithm, size) for size in range(1, ranks + 1)]
     step = trace.split(passes, split)
-    ready, nbytes = _messages(step, policy, rule, costs[-1])
+    # When each message of a step is ready, in seconds after the start of the step, and the messages' bytes.
+    ready, nbytes = [step.compute], [float(step.nbytes)]
+    if not isinstance(policy, ModelPolicy):
+        plan = step.plan(rule, costs[-1])
+        last = list(itertools.accumulate(plan.messages))
+        ready = [plan.ready[end - 1] for end in last]
+        nbytes = np.add.reduceat(np.asarray(plan.nbytes, dtype=np.float64), [0, *last[:-1]]).tolist()
     drawn = _delays(delays, iterations, ranks, passes, trace.compute, seed)
     if isinstance(policy, WorkSharing):
         return _share(trace, step, passes, drawn, delays_in, ready=ready, bytes=nbytes, cost=costs[-1], cycle=cycle)
@@ -501,17 +482,6 @@ def simulate(
     )
 
 
-def _messages(trace: Trace, policy: Policy, rule: str, cost: MessageCost) -> tuple[list[float], list[float]]:
-    """Return when each message of a step is ready, in seconds after the start of the step, and the messages' bytes."""
-    if isinstance(policy, ModelPolicy):
-        return [trace.compute], [trace.nbytes]
-    plan = trace.plan(rule, cost)
-    last = list(itertools.accumulate(plan.messages))
-    ready = trace.ready
-    nbytes = np.add.reduceat(np.asarray(plan.nbytes, dtype=np.float64), [0, *last[:-1]])
-    return [ready[end - 1] for end in last], nbytes.tolist()
-
-
 def _delays(
     delays: Delays | NDArray[np.float64] | None, iterations: int, ranks: int, passes: int, compute: float, seed: int
 ) -> NDArray[np.float64]:
@@ -542,11 +512,9 @@ def _share(
     micro_batch = step.compute / passes
     in_own = delays.reshape(iterations, -1) if delays.ndim == 3 else np.zeros((iterations, ranks * passes))
     of_ranks = delays if delays.ndim == 2 else np.zeros((iterations, ranks))
-    in_first = of_ranks * (delays_in == "first")
-    in_each = of_ranks * (delays_in == "each") / passes
     ends, made, bounds = _core.run_shared_job(
-        in_first=in_first,
-        in_each=in_each,
+        in_first=of_ranks * (delays_in == "first"),
+        in_each=of_ranks * (delays_in == "each") / passes,
         in_own=in_own,
         ready=[seconds - (passes - 1) * micro_batch for seconds in ready],
         bytes=bytes,

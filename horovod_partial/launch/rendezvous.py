@@ -26,7 +26,14 @@ def serve(ports: Sequence[int], job: str, slots: Sequence[SlotInfo]) -> int:
     end when this process executes another program. `slots` has Horovod's description of each rank. Returns the port in
     use, one of `ports`. Raises OSError if none of them is free.
     """
-    server = _bound(ports)
+    for port in ports:
+        try:
+            server = RendezvousHTTPServer(("", port), RendezvousHandler, 0)
+            break
+        except OSError as error:
+            last = error
+    else:
+        raise OSError(f"none of the ports {', '.join(map(str, ports))} is free for the rendezvous: {last}")
     server.init(slots)
     server.cache[SCOPE] = {job: b""}
     program = os.getpid()
@@ -34,15 +41,6 @@ def serve(ports: Sequence[int], job: str, slots: Sequence[SlotInfo]) -> int:
         _serve_until_it_ends(server, program)
     server.server_close()
     return int(server.server_port)
-
-
-def _bound(ports: Sequence[int]) -> RendezvousHTTPServer:
-    for port in ports:
-        try:
-            return RendezvousHTTPServer(("", port), RendezvousHandler, 0)
-        except OSError as error:
-            last = error
-    raise OSError(f"none of the ports {_listed(ports)} is free for the rendezvous: {last}")
 
 
 def _serve_until_it_ends(server: RendezvousHTTPServer, program: int) -> NoReturn:
@@ -71,7 +69,7 @@ def find(address: str, ports: Sequence[int], job: str, seconds: float) -> int:
                 return port
         time.sleep(PAUSE_SECONDS)
     raise TimeoutError(
-        f"no rendezvous of this job has answered at {address}, ports {_listed(ports)}, within {seconds:g} s: see whether "
+        f"no rendezvous of this job has answered at {address}, ports {', '.join(map(str, ports))}, within {seconds:g} s: see whether "
         "a task on that node has failed. A slow start needs a larger HOROVOD_GLOO_TIMEOUT_SECONDS"
     )
 
@@ -98,9 +96,5 @@ def interface_to(host: str) -> str:
         except OSError as error:
             raise OSError(f"{host} cannot be reached: {error}") from None
         own = probe.getsockname()[0]
-    of_own = (name for name, addresses in psutil.net_if_addrs().items() if own in (one.address for one in addresses))
-    return next(of_own)
-
-
-def _listed(ports: Sequence[int]) -> str:
-    return ", ".join(map(str, ports))
+    addresses = psutil.net_if_addrs().items()
+    return next(name for name, of_name in addresses if own in (address.address for address in of_name))

@@ -139,7 +139,10 @@ def run(command: list[str]) -> NoReturn:
         else:
             port = rendezvous.find(address, ports, task.step, seconds)
         os.environ.update(variables(slot_of(task, slots), address, port, interface, os.environ))
-        _become(command)
+        try:
+            os.execvp(command[0], command)
+        except OSError as error:
+            raise OSError(f"{command[0]} cannot be run: {error.strerror}") from None
     except OSError as error:
         raise OSError(f"task {task.rank} of step {task.step}: {error}") from None
 
@@ -153,10 +156,3 @@ def _host_names(nodes: str) -> list[str]:
     except (OSError, subprocess.SubprocessError) as error:
         raise OSError(f"Slurm's scontrol is needed on each node, to tell the nodes' names: {error}") from None
     return done.stdout.split()
-
-
-def _become(command: list[str]) -> NoReturn:
-    try:
-        os.execvp(command[0], command)
-    except OSError as error:
-        raise OSError(f"{command[0]} cannot be run: {error.strerror}") from None

@@ -209,21 +209,15 @@ class MergedGradients:
 
     def __post_init__(self) -> None:
         rules = ("measured", *RULES)
-        if self.rule not in rules:
-            raise ValueError(f"rule must be one of {', '.join(map(repr, rules))}, not {self.rule!r}")
+        require(self.rule in rules, "rule", f"one of {', '.join(map(repr, rules))}", self.rule)
         require_count("warmup_steps", self.warmup_steps, 2)
-        if self.replan_every is not None:
-            require_count("replan_every", self.replan_every, 1)
-            if self.replan_every <= self.warmup_steps:
-                raise ValueError(f"replan_every must be more than warmup_steps, not {self.replan_every}")
-        if self.rule == "measured" and self.replan_every is not None:
+        if (steps := self.replan_every) is not None:
+            require_count("replan_every", steps, 1)
+            if steps <= self.warmup_steps:
+                raise ValueError(f"replan_every must be more than warmup_steps, not {steps}")
             least = (1 + len(TRIED)) * (self.warmup_steps + 1)
-            require(
-                self.replan_every >= least,
-                "replan_every",
-                f"{least} or more for the trial of all plans",
-                self.replan_every,
-            )
+            fits = self.rule != "measured" or steps >= least
+            require(fits, "replan_every", f"{least} or more for the trial of all plans", steps)
         if self.plan is not None and not isinstance(self.plan, MergingPlan):
             require(isinstance(self.plan, str | PathLike), "plan", "a MergingPlan, or a file", self.plan)
             object.__setattr__(self, "plan", MergingPlan.load(self.plan))

@@ -5,14 +5,12 @@ from __future__ import annotations
 import socket
 import socketserver
 import threading
-from collections.abc import Iterable, Iterator
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import make_wsgi_app
+from prometheus_client import CollectorRegistry, make_wsgi_app
 
-from horovod_partial.metrics.families import Family, registry
-from horovod_partial.metrics.job import PREFIX
+from horovod_partial.metrics.job import JobMetrics
 
 _MOST_CONNECTIONS = 16  # further ones are closed at once
 _PATIENCE_SECONDS = 10.0  # for a client that has connected and says nothing
@@ -55,35 +53,19 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
             self._free.release()
 
 
-class _Closable:
-    """Families that are read by one thread at a time, and by none after `close`."""
-
-    def __init__(self, families: Iterable[Family]) -> None:
-        self._families = families
-        self._lock = threading.Lock()  # guards _is_open, and is held while the families are read
-        self._is_open = True
-
-    def __iter__(self) -> Iterator[Family]:
-        with self._lock:
-            return iter(list(self._families) if self._is_open else [])
-
-    def close(self) -> None:
-        with self._lock:
-            self._is_open = False
-
-
 class Endpoint:
     """A server of metrics at `http://host:port/metrics`. Its threads run Python only, and end with the process.
 
-    The server's threads iterate over `families`, one at a time, once for each request. Raises OSError if the server
-    cannot listen there, RuntimeError if the process has too many threads, and ValueError if `host` cannot be an
-    address.
+    The server's threads collect the metrics of `job` once for each request. Raises OSError if the server cannot listen
+    there, RuntimeError if the process has too many threads, and ValueError if `host` cannot be an address.
     """
 
-    def __init__(self, host: str, port: int, families: Iterable[Family]) -> None:
-        self._families = _Closable(families)
+    def __init__(self, host: str, port: int, job: JobMetrics) -> None:
+        registry = CollectorRegistry()
+        registry.register(job)
+        self._job = job
         self._server = _Server(host, port)
-        self._server.set_app(make_wsgi_app(registry(self._families, PREFIX)))
+        self._server.set_app(make_wsgi_app(registry))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(_POLL_SECONDS,), daemon=True)
         try:
             self._thread.start()
@@ -92,11 +74,11 @@ class Endpoint:
             raise
 
     def close(self) -> None:
-        """End the server, and free the port. When this returns, no thread reads the families, or ever will."""
+        """End the server, and free the port. When this returns, no thread reads the job, or ever will."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-        self._families.close()
+        self._job.close()
 
     def close_in_child(self) -> None:
         """Free the port in a forked process, which has no thread of the server."""

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from horovod_partial.metrics.families import Family
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 PREFIX = "horovod_partial_"
-_SIGNS = (
+
+# Metrics of each watched rank: the key in what `ranks` returns, the name of the metric, and its help text.
+_OF_RANKS = (
+    ("steps", "steps_total", "Steps whose compute time is known. Under WorkSharing() a micro-batch is a step."),
+    ("compute_seconds", "compute_seconds_total", "Compute time of these steps, without waiting."),
+    ("bytes", "bytes_total", "Bytes that the rank has handed over for reduction."),
+    (
+        "slowness",
+        "slowness_ratio",
+        "How many times as long as the median rank a slow rank computes, and in what way it is slow; 1 if it is not slow.",
+    ),
     ("processors", "processors", "Processors that the rank's process uses, on average."),
     (
         "throttled",
@@ -24,7 +36,6 @@ _SIGNS = (
     ("pressure", "pressure_ratio", "Share of the time in which some process on the rank's host waits for a processor."),
 )
 
-
 _COUNTED = {
     "rounds_total": "Rounds that have closed, of all buckets.",
     "on_time_total": "Contributions that were on time for their round. The rank counts within the process set.",
@@ -34,12 +45,12 @@ _COUNTED = {
 }
 
 
-class JobMetrics:
-    """The families of a running job. Each iteration reads the job anew. Only one thread at a time may iterate.
+class JobMetrics(Collector):
+    """The metrics of a running job, as a collector of Prometheus. Each collection reads the job anew.
 
     `size` is the number of ranks. `ranks` returns what rank 0 knows of each watched rank, same as
     `_attach.Monitor.ranks`. `statistics` returns the raw statistics of each process set that rank 0 is in, by the set's
-    number.
+    number. One thread at a time reads the job, and none after `close`.
     """
 
     def __init__(
@@ -51,55 +62,54 @@ class JobMetrics:
         self._size = size
         self._ranks = ranks
         self._statistics = statistics
-        self._rounds = _RoundCounters()
-
-    def __iter__(self) -> Iterator[Family]:
-        yield "ranks", "Ranks of the job.", [({}, self._size)]
-        yield from _of_ranks(self._ranks())
-        yield from self._rounds.families(self._statistics())
-
-
-def _of_ranks(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Family]:
-    labelled = [({"rank": str(number)}, rank) for number, rank in enumerate(ranks)]
-    for key, name, help_text in (
-        ("steps", "steps_total", "Steps whose compute time is known. Under WorkSharing() a micro-batch is a step."),
-        ("compute_seconds", "compute_seconds_total", "Compute time of these steps, without waiting."),
-        ("bytes", "bytes_total", "Bytes that the rank has handed over for reduction."),
-    ):
-        yield name, help_text, [(labels, rank[key]) for labels, rank in labelled]
-    help_text = "How many times as long as the median rank a slow rank computes, and in what way it is slow; 1 if it is not slow."
-    yield (
-        "slowness_ratio",
-        help_text,
-        [({**labels, "kind": rank["kind"]}, rank["slowness"]) for labels, rank in labelled],
-    )
-    for key, name, help_text in _SIGNS:
-        yield name, help_text, [(labels, rank[key]) for labels, rank in labelled if key in rank]
-
-
-class _RoundCounters:
-    """Adds up the rounds of all buckets. A bucket is forgotten when its optimizer is; what it has counted stays."""
-
-    def __init__(self) -> None:
+        # Counts of all buckets. Those of a bucket stay in the totals when the bucket has ended with its optimizer.
         self._totals: dict[str, Counter[tuple[tuple[str, str], ...]]] = {name: Counter() for name in _COUNTED}
         self._before: dict[tuple[int, str, str, int], int] = {}  # what each bucket had counted at the last look
+        self._lock = threading.Lock()  # guards _is_open, and is held while the job is read
+        self._is_open = True
 
-    def families(self, statistics: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> Iterator[Family]:
-        """Return the families of rounds, from the raw statistics of each process set."""
+    def collect(self) -> Iterable[Metric]:
+        """Return the metrics that have samples. A name that ends with `_total` is a counter, any other one a gauge."""
+        with self._lock:
+            return [metric for metric in self._metrics() if metric.samples] if self._is_open else []
+
+    def close(self) -> None:
+        """Wait until no thread reads the job. None ever will from now on."""
+        with self._lock:
+            self._is_open = False
+
+    def _metrics(self) -> Iterator[Metric]:
+        yield _metric("ranks", "Ranks of the job.", [({}, self._size)])
+        ranks = self._ranks()
+        for key, name, help_text in _OF_RANKS:
+            samples = [({"rank": str(number)}, rank) for number, rank in enumerate(ranks) if key in rank]
+            if key == "slowness":
+                samples = [({**labels, "kind": rank["kind"]}, rank) for labels, rank in samples]
+            yield _metric(name, help_text, [(labels, rank[key]) for labels, rank in samples])
         counts = {
-            (number, bucket, *count): value
-            for number, buckets in statistics.items()
+            (number, bucket, *of): value
+            for number, buckets in self._statistics().items()
             for bucket, raw in buckets.items()
-            for count, value in _counts(raw)
+            for of, value in _counts(raw)
         }
-        for key, value in counts.items():
-            number, _, name, rank = key
+        for count, value in counts.items():
+            number, _, name, rank = count
             labels = (("process_set", str(number)), *((("rank", str(rank)),) if rank >= 0 else ()))
-            before = self._before.get(key, 0)
+            before = self._before.get(count, 0)
             self._totals[name][labels] += value - before if value >= before else value
         self._before = counts
         for name, help_text in _COUNTED.items():
-            yield name, help_text, [(dict(labels), total) for labels, total in sorted(self._totals[name].items())]
+            yield _metric(
+                name, help_text, [(dict(labels), total) for labels, total in sorted(self._totals[name].items())]
+            )
+
+
+def _metric(name: str, help_text: str, samples: Iterable[tuple[dict[str, str], float]]) -> Metric:
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    metric = kind(PREFIX + name, help_text)
+    for labels, value in samples:
+        metric.add_sample(PREFIX + name, labels, value)
+    return metric
 
 
 def _counts(raw: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], int]]:

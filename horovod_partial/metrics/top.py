@@ -67,9 +67,8 @@ def read(address: str) -> Scrape:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"{address!r} is not of the form HOST:PORT")
-    direct = urllib.request.build_opener(
-        urllib.request.ProxyHandler({})
-    )  # a cluster's proxy does not reach its own hosts
+    # A cluster's proxy does not reach its own hosts.
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(f"http://{address}/metrics", timeout=_TIMEOUT_SECONDS) as answer:
             text = answer.read().decode(errors="replace")
@@ -89,13 +88,12 @@ def wait(scrape: Callable[[], Scrape], tell: Callable[[], None], pause: Callable
     while True:
         try:
             scrape()
+            return
         except ConnectionRefusedError:
             if not told:
                 tell()
             told = True
             pause(_BEGINS_SECONDS)
-        else:
-            return
 
 
 def frames(

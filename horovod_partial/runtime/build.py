@@ -5,17 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import os
-from collections.abc import Sequence
 from types import ModuleType
 
 _AGAIN = "`pip install --force-reinstall --no-deps .`"
-
-
-def _both_again(features: Sequence[str]) -> str:
-    """Return what to do after an upgrade: build a Horovod with these features, then this package."""
-    options = [f"--{name}" for name in ("gloo", "mpi", "nccl") if name in features]
-    command = " ".join(["python tools/install_horovod.py", *options])
-    return f"in the source of horovod_partial run `{command}`, then {_AGAIN}"
 
 
 def check_versions(framework: str) -> None:
@@ -25,7 +17,9 @@ def check_versions(framework: str) -> None:
     """
     from horovod_partial import _build_info as built  # the build of this package writes `_build_info`
 
-    both_again = _both_again(built.FEATURES)
+    options = [f"--{name}" for name in ("gloo", "mpi", "nccl") if name in built.FEATURES]
+    command = " ".join(["python tools/install_horovod.py", *options])
+    both_again = f"in the source of horovod_partial run `{command}`, then {_AGAIN}"
     found = importlib.metadata.version("horovod")
     if found != built.HOROVOD_VERSION:
         raise ImportError(

@@ -40,15 +40,21 @@ def describe(exception: BaseException) -> str:
         text = type(exception).__name__
     text = " ".join(text.split())
     text = "".join(character if character.isprintable() else "?" for character in text)
-    return (
-        text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS // 2]} ... {text[-MOST_CHARACTERS // 2 :]}"
-    )
+    if len(text) > MOST_CHARACTERS:
+        text = f"{text[: MOST_CHARACTERS // 2]} ... {text[-MOST_CHARACTERS // 2 :]}"
+    return text
 
 
 @functools.cache
 def watch() -> None:
     """Begin to watch how this process ends. A second call does nothing."""
-    sys.excepthook = _noticing(sys.excepthook)
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], exception: BaseException, trace: Any) -> None:
+        ends(exception)
+        previous(kind, exception, trace)
+
+    sys.excepthook = hook
     sys.exit = _noticed(sys.exit)
     quitter: Any = type(getattr(builtins, "exit", None))  # the class of `exit` and `quit`; `python -S` has neither
     if quitter.__name__ == "Quitter":
@@ -59,14 +65,6 @@ def ends(exception: BaseException) -> None:
     """Note that an exception ends the process by a failure. Exit handlers send a text about it to other ranks."""
     global _failure
     _failure = describe(exception)
-
-
-def _noticing(previous: Callable[..., Any]) -> Callable[..., Any]:
-    def hook(kind: type[BaseException], exception: BaseException, trace: Any) -> None:
-        ends(exception)
-        previous(kind, exception, trace)
-
-    return hook
 
 
 class _Exit(SystemExit):

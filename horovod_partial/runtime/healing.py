@@ -131,12 +131,10 @@ class Meeting:
     """The exchange of messages in which the ranks of a process set compare their replicas.
 
     Only the thread that flushes compares replicas. Its buckets, FACTS and VALUES, exist as long as the process set.
-    `submit` and `family` are those of `Runtime`, for the process set. `wait` blocks until a result is there, and takes
-    no rounds meanwhile. `rank` and `size` are those of the process set.
+    `submit` and `family` are those of `Runtime`, for the process set. `rank` and `size` are those of the process set.
     """
 
     submit: Callable[..., _attach.Handle]
-    wait: Callable[[_attach.Handle], object]
     family: Callable[[Sequence[str]], _attach.Family]
     rank: int
     size: int
@@ -155,21 +153,10 @@ class Meeting:
         """Whether round 0 of FACTS has ended: all ranks have begun to compare replicas."""
         return self.family([FACTS]).taken > 0
 
-    def begin(self) -> None:
-        """Forget the missed rounds of the buckets FACTS and VALUES. They would make this rank late for later rounds."""
-        for name in (FACTS, VALUES):
-            self.family([name]).clear()
-
     def post(self, name: str, values: Array) -> Posted:
         """Begin to sum integers over all ranks, in place, in the bucket `name`. `values`: int32, one dimension."""
-        spec = bucket_config.arguments(
-            sync=Quorum(1.0, grace_ms=0),
-            size=self.size,
-            average=False,
-            is_integer=True,
-            missed="latest",
-            late="discard",
-        )
+        sync = Quorum(1.0, grace_ms=0)
+        spec = bucket_config.arguments(sync=sync, size=self.size, average=False, missed="latest", late="discard")
         config = _attach.BucketConfig(spec, dtype=_INT32, shape=[values.size], device=-1)
         address = values.ctypes.data
         posted = Posted(self.submit(name, config, address, address, 0, 0), values)
@@ -183,7 +170,7 @@ class Meeting:
         Raises _TooLateError if the round closed without this rank.
         """
         handle, values = posted
-        self.wait(handle)
+        handle.wait(())  # takes no rounds meanwhile, because rounds would change the replicas
         info = handle.info()
         if info.late:
             raise _TooLateError
@@ -276,21 +263,16 @@ def compare(
         log.logger.info("this rank came too late to compare its replicas with those of other ranks")
 
 
-def equal(by_rank: Mapping[int, Sequence[Facts]], size: int) -> set[int]:
-    """Return the hashes of the names of the families whose rounds and replicas are equal on all `size` ranks."""
-    told = Counter((each.name, each.rounds, each.values, each.numbers) for facts in by_rank.values() for each in facts)
-    return {name for (name, *_), count in told.items() if count == size}
-
-
 def _compare(meeting: Meeting, replicas: Sequence[tuple[_attach.Family, Replica]], joined: Container[str]) -> None:
-    meeting.begin()
+    for bucket in (FACTS, VALUES):  # forget missed rounds, which would make this rank late for later ones
+        meeting.family([bucket]).clear()
     in_order = sorted(replicas, key=lambda pair: pair[0].names[0])
     mine = [(_facts_of(family, replica, joined), family, replica) for family, replica in in_order]
     rows_of = meeting.tell([facts for facts, _, _ in mine])
     told = {rank: [Facts(*row[: len(Facts._fields)]) for row in rows] for rank, rows in rows_of.items()}
-    everywhere = equal(told, meeting.size)
-    for own_facts, family, _ in mine:
-        if own_facts.name in everywhere:
+    counts = Counter((each.name, each.rounds, each.values, each.numbers) for facts in told.values() for each in facts)
+    for each, family, _ in mine:
+        if counts[each.name, each.rounds, each.values, each.numbers] == meeting.size:  # equal on all ranks
             family.count_anew()
     differing = parted(told)
     if not differing:
@@ -310,9 +292,13 @@ def _compare(meeting: Meeting, replicas: Sequence[tuple[_attach.Family, Replica]
             data = pickle.dumps((replica.arrays(), replica.numbers()), protocol=5)
         sent = meeting.send(data, source)
         if sent is not None and meeting.rank in members:
-            found.append(_Finding(own[name][0], name, source, members, *_take(*own[name], sent)))
-    rows = [[f.name, len(f.apart), f.first, _bits_of(max(f.apart.values(), default=0.0))] for f in found]
-    seen = meeting.tell(rows)
+            family, replica = own[name]
+            arrays, numbers = pickle.loads(sent)
+            apart = replica.write(arrays, numbers)
+            family.count_anew()
+            family.count_healed()
+            found.append(_Finding(family, name, source, members, apart, list(arrays)))
+    seen = meeting.tell([finding.row for finding in found])
     unexpected = [finding for finding in found if not finding.is_of_join]
     texts = [
         _describe(f, {rank: row for rank, rows in seen.items() for row in rows if row[0] == f.name}) for f in unexpected
@@ -340,32 +326,30 @@ class _Finding(NamedTuple):
         return all(facts.joined for facts in others)
 
     @property
-    def first(self) -> int:
-        return next((index for index, key in enumerate(self.keys) if key in self.apart), 0)
+    def row(self) -> list[int]:
+        """What this rank tells the others: name, number of arrays that differed, index of the first one, and bits.
 
-
-def _take(family: _attach.Family, replica: Replica, sent: bytes) -> tuple[dict[Key, float], list[Key]]:
-    arrays, numbers = pickle.loads(sent)
-    apart = replica.write(arrays, numbers)
-    family.count_anew()
-    family.count_healed()
-    return apart, list(arrays)
+        The bits are those of the largest difference, as float32.
+        """
+        first = next((index for index, key in enumerate(self.keys) if key in self.apart), 0)
+        bits = np.float32(max(self.apart.values(), default=0.0)).view(np.int32)
+        return [self.name, len(self.apart), first, int(bits)]
 
 
 def _describe(finding: _Finding, seen: Mapping[int, Sequence[int]]) -> str:
     """Return the message about replicas that differed: in what, by how much, and the likely reason.
 
-    `seen` has four integers for each rank: the hash of the family's name, how many arrays differed, the index of the
-    first of these, and the bits of the largest difference as float32.
+    `seen` has the `row` of each rank.
     """
     members, source = finding.members, finding.source
     apart = {rank: row for rank, row in seen.items() if row[1] > 0}
     lost = {rank: facts.lost for rank, facts in members.items() if facts.lost}
     if apart:
         first = min(apart)
+        most = max(float(np.int32(row[3]).view(np.float32)) for row in apart.values())
         what = (
             f"rank(s) {_listed(apart)} differed from rank {source} in up to {max(row[1] for row in apart.values())} of "
-            f"{len(finding.keys)} tensors, by up to {max(_number_of(row[3]) for row in apart.values()):.3g}; the first one of "
+            f"{len(finding.keys)} tensors, by up to {most:.3g}; the first one of "
             f"rank {first} was {' '.join(map(str, finding.keys[apart[first][2]])).strip()}"
         )
     else:
@@ -388,11 +372,3 @@ def _describe(finding: _Finding, seen: Mapping[int, Sequence[int]]) -> str:
 
 def _listed(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(ranks)))
-
-
-def _bits_of(number: float) -> int:
-    return int(np.float32(number).view(np.int32))
-
-
-def _number_of(bits: int) -> float:
-    return float(np.int32(bits).view(np.float32))

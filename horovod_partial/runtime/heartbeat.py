@@ -9,19 +9,12 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from horovod_partial import _attach, log
 from horovod_partial.settings import settings
 
 Gather = Callable[[str], list[str]]
-
-
-class _Offer(NamedTuple):
-    """Where rank 0 listens (empty: nowhere), and after how many seconds a wait is explained (0: never)."""
-
-    endpoint: str
-    stall_seconds: float
 
 
 def begin(rank: int, size: int, gather: Gather) -> _attach.Monitor | None:
@@ -39,14 +32,15 @@ def begin(rank: int, size: int, gather: Gather) -> _attach.Monitor | None:
     # Process numbers of the other ranks on this host. A rank that stops giving signs of life is killed by its number.
     neighbours = _neighbours(rank, gather) if config.abort_seconds else {}
     options = {"abort_seconds": config.abort_seconds, "neighbours": neighbours}
-    monitor, problem, own = None, "", _Offer("", _stall_seconds())
-    if rank == 0 and (config.abort_seconds or own.stall_seconds or config.watches_steps):
-        monitor, problem = _attempt(_attach.Monitor.listen, size, stall_seconds=own.stall_seconds, **options)
-        own = own._replace(endpoint=monitor.endpoint if monitor else "")
-    offer = _Offer(*json.loads(gather(json.dumps(own))[0]))
-    if rank > 0 and offer.endpoint:
-        join = _attach.Monitor.join
-        monitor, problem = _attempt(join, rank, offer.endpoint, stall_seconds=offer.stall_seconds, **options)
+    monitor, problem = None, ""
+    # Where rank 0 listens (empty: nowhere), and after how many seconds a wait is explained (0: never).
+    endpoint, stall_seconds = "", _stall_seconds()
+    if rank == 0 and (config.abort_seconds or stall_seconds or config.watches_steps):
+        monitor, problem = _attempt(_attach.Monitor.listen, size, stall_seconds=stall_seconds, **options)
+        endpoint = monitor.endpoint if monitor else ""
+    endpoint, stall_seconds = json.loads(gather(json.dumps([endpoint, stall_seconds]))[0])
+    if rank > 0 and endpoint:
+        monitor, problem = _attempt(_attach.Monitor.join, rank, endpoint, stall_seconds=stall_seconds, **options)
     problems = {of: text for of, text in enumerate(gather(problem)) if text}
     if not problems:
         return monitor

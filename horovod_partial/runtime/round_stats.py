@@ -69,15 +69,14 @@ def slowness_now(ranks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def summarise(raw: Raw) -> dict[str, dict[str, Any]]:
     """Return statistics by bucket, from the core's counts. `docs/api.md` explains the keys, under Statistics."""
-    return {name: _summarise_bucket(bucket) for name, bucket in sorted(raw.items())}
-
-
-def _summarise_bucket(raw: dict[str, Any]) -> dict[str, Any]:
-    fresh = {count: rounds for count, rounds in enumerate(raw["fresh"]) if rounds}
-    rounds = raw["rounds"]
-    return {key: value for key, value in raw.items() if key not in ("fresh", "staleness")} | {
-        "closed_by": {reason: count for reason, count in raw["closed_by"].items() if count},
-        "fresh_mean": sum(count * n for count, n in fresh.items()) / rounds if rounds else 0.0,
-        "fresh_histogram": fresh,
-        "staleness_histogram": dict(sorted(raw["staleness"].items())),
-    }
+    statistics = {}
+    for name, bucket in sorted(raw.items()):
+        fresh = {count: rounds for count, rounds in enumerate(bucket["fresh"]) if rounds}
+        rounds = bucket["rounds"]
+        statistics[name] = {key: value for key, value in bucket.items() if key not in ("fresh", "staleness")} | {
+            "closed_by": {reason: count for reason, count in bucket["closed_by"].items() if count},
+            "fresh_mean": sum(count * n for count, n in fresh.items()) / rounds if rounds else 0.0,
+            "fresh_histogram": fresh,
+            "staleness_histogram": dict(sorted(bucket["staleness"].items())),
+        }
+    return statistics

@@ -31,7 +31,7 @@ def run(job: Job, folder: Path, program: str, *arguments: str) -> int:
 
 def has_rounds(folder: Path) -> bool:
     """Rank 0 has decided on rounds of ours."""
-    return len(recording.load(folder).ranks[0].tables["rounds"]["round"]) > 0
+    return len(recording.load(folder).ranks[0].tables["rounds"]["time"]) > 0
 
 
 @pytest.mark.parametrize("what", ["ends", pytest.param("exits", marks=pytest.mark.full_matrix)])

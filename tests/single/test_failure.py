@@ -103,7 +103,7 @@ def test_shutdown_delivers_on_the_way_to_a_normal_end(
     done = []
     monkeypatch.setattr(runtime, "_end", lambda **_: done.append("delivered"))
     monkeypatch.setattr(runtime, "_mpi_ops", SimpleNamespace(shutdown=lambda: done.append("down")))
-    monkeypatch.setattr(runtime, "_say_farewell", lambda why: done.append(why))
+    monkeypatch.setattr(runtime, "core", SimpleNamespace(say_farewell=done.append, end_recording=lambda: None))
     with contextlib.suppress(SystemExit):
         try:
             sys.exit(code)

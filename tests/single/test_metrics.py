@@ -10,13 +10,12 @@ from socketserver import ThreadingTCPServer
 from typing import Any
 
 import pytest
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from horovod_partial import cli
 from horovod_partial.metrics import top
-from horovod_partial.metrics.families import registry
 from horovod_partial.metrics.job import JobMetrics
 from horovod_partial.metrics.top import Scrape
 from horovod_partial.settings import Settings
@@ -43,7 +42,9 @@ STATISTICS = {
 
 
 def text_of(ranks: list[dict[str, Any]], statistics: dict[int, dict[str, Any]]) -> str:
-    return generate_latest(registry(JobMetrics(2, lambda: ranks, lambda: statistics), "horovod_partial_")).decode()
+    registry = CollectorRegistry()
+    registry.register(JobMetrics(2, lambda: ranks, lambda: statistics))
+    return generate_latest(registry).decode()
 
 
 def scrape(time: float = 0.0, ranks: Any = RANKS, statistics: Any = STATISTICS) -> Scrape:
@@ -86,8 +87,8 @@ def test_counters_stay_when_an_optimizer_and_its_buckets_are_forgotten() -> None
     job = JobMetrics(2, list, lambda: statistics)
 
     def rounds() -> list[float]:
-        families = {name: samples for name, _, samples in job}
-        return [value for name in ("rounds_total", "late_total") for _, value in families[name]]
+        samples = {metric.name: metric.samples for metric in job.collect()}
+        return [sample.value for name in ("rounds", "late") for sample in samples[f"horovod_partial_{name}"]]
 
     statistics[0] = {"first": bucket([10, 8], [0, 2], {}), "second": bucket([5, 5], [0, 0], {})}
     assert rounds() == [15, 0, 2]

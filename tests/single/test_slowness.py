@@ -15,7 +15,9 @@ RANKS = 8
 
 
 def kinds(compute: NDArray[np.float64]) -> list[str]:
-    return [rank.kind for rank in slowness.of_job(list(range(compute.shape[1])), compute)]
+    return [
+        rank.worst.kind if rank.worst else "none" for rank in slowness.of_job(list(range(compute.shape[1])), compute)
+    ]
 
 
 def job_with_three_slow_ranks(seed: int) -> tuple[NDArray[np.float64], list[str]]:
@@ -81,7 +83,7 @@ def test_bursts_have_a_length_and_a_period() -> None:
         compute[begin : begin + 25, 2] *= 2.0
     burst = slowness.of_job([0, 1, 2, 3], compute)[2]
     assert burst.worst is not None
-    assert (burst.kind, burst.worst.burst, burst.worst.period) == ("bursts", 25, 90)
+    assert (burst.worst.kind, burst.worst.burst, burst.worst.period) == ("bursts", 25, 90)
     assert burst.factor == pytest.approx(2.0, rel=0.05)
     assert not burst.always
     assert str(burst).endswith(", in bursts of 25 steps every 90")

@@ -114,17 +114,10 @@ def predict(
         rates = [1 / run(compute[rows]).iteration_time for rows in drawn]
         rate = 1 / result.iteration_time
         low, high = np.quantile(rates, [0.025, 0.975]).tolist() if rates else (math.nan, math.nan)
-        predictions.append(
-            Prediction(
-                policy,
-                passes,
-                rate,
-                (low, high),
-                result.late,
-                result.staleness,
-                _percentile(result.staleness_histogram),
-            )
-        )
+        missed = {rounds: count for rounds, count in result.staleness_histogram.items() if rounds > 0}
+        values = np.repeat(list(missed), list(missed.values()))
+        of_stale = float(np.quantile(values, 0.95, method="higher")) if len(values) else 0.0
+        predictions.append(Prediction(policy, passes, rate, (low, high), result.late, result.staleness, of_stale))
     return predictions
 
 
@@ -179,9 +172,3 @@ def _blocks(steps: int, resamples: int) -> list[NDArray[np.int64]]:
     generator = np.random.default_rng(0)
     begins = generator.integers(0, steps - length + 1, (resamples, count))
     return [(begin[:, None] + np.arange(length)).ravel()[:steps] for begin in begins]
-
-
-def _percentile(histogram: dict[int, int]) -> float:
-    missed = {rounds: count for rounds, count in histogram.items() if rounds > 0}
-    values = np.repeat(list(missed), list(missed.values()))
-    return float(np.quantile(values, 0.95, method="higher")) if len(values) else 0.0

@@ -16,6 +16,7 @@ Table = dict[str, NDArray[Any]]
 
 # The tables of a recording, each with the types of the columns that are read: integers, texts, and lists of ranks.
 TABLES: dict[str, dict[str, type]] = {
+    # The columns of `buckets` after the first one are the fields of `reading.Bucket`, in this order.
     "buckets": {"bucket": int, "name": str, "policy": str, "process_set": int, "bytes": int},
     "steps": dict.fromkeys(
         ("bucket", "step", "begin", "handed", "result", "blocked", "reduced", "round", "late", "staleness", "bytes"),
@@ -23,16 +24,8 @@ TABLES: dict[str, dict[str, type]] = {
     ),
     "waits": {"begin": int},
     "reductions": {"sequence": int, "process_set": int, "end": int, "everyone": int},
-    "rounds": {
-        "bucket": int,
-        "round": int,
-        "time": int,
-        "reason": str,
-        "quorum": int,
-        "missing": list,
-        "delivered": list,
-    },
-    "processor": {"time": int, "ran": int, "waited": int},
+    "rounds": {"bucket": int, "time": int, "reason": str, "quorum": int, "missing": list, "delivered": list},
+    "processor": {"time": int, "waited": int},
     "end": {"time": int},
 }
 
@@ -88,7 +81,5 @@ def columns(name: str, line: dict[str, Any]) -> Table:
 
 def joined(name: str, lines: list[Table]) -> Table:
     """Join the lines of a recording that belong to one table. The table has the rows of all lines, in their order."""
-    kinds = TABLES[name].items()
-    if not lines:
-        return {column: np.empty(0, dtype=np.int64 if kind is int else object) for column, kind in kinds}
-    return {column: np.concatenate([line[column] for line in lines]) for column, _ in kinds}
+    empty = columns(name, {column: [] for column in TABLES[name]})
+    return {column: np.concatenate([line[column] for line in (empty, *lines)]) for column in empty}

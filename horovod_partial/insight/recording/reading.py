@@ -153,10 +153,7 @@ def _rank(rank: int, files: dict[int, Path], remarks: list[str]) -> RankRecordin
         remarks.append(f"Rank {rank}: no file has a whole first line.")
         return None
     tables = {name: joined(name, lines[name]) for name in TABLES}
-    names = tables.pop("buckets")
-    rows = zip(
-        *(names[column].tolist() for column in ("bucket", "name", "policy", "process_set", "bytes")), strict=True
-    )
+    rows = zip(*(column.tolist() for column in tables.pop("buckets").values()), strict=True)
     buckets = {number: Bucket(*row) for number, *row in rows}
     for name, known in (("steps", {-1, *buckets}), ("rounds", set(buckets))):
         unknown = set(tables[name]["bucket"].tolist()) - known

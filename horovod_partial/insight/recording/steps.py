@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,13 +133,9 @@ class JobSteps:
         fewest = min(self.ranks, key=lambda steps: len(steps.step))
         remarks = self.remarks
         if len(both) < 0.95 * len(most.step):
-            remarks += (
-                (
-                    f"{len(both)} steps are looked at, of {len(most.step)} that rank {most.rank} has recorded: those that rank "
-                    f"{fewest.rank} has too."
-                ),
-            )
-        return JobSteps(self.policy, self.rounds, self.passes, self.micro_batches, ranks, remarks)
+            told = f"{len(both)} steps are looked at, of {len(most.step)} that rank {most.rank} has recorded: those that rank"
+            remarks = (*remarks, f"{told} {fewest.rank} has too.")
+        return replace(self, ranks=ranks, remarks=remarks)
 
 
 def share_with_other_waits(rank: RankRecording, steps: RankSteps, clocks: Clocks, *, rounds: bool) -> float:

@@ -37,10 +37,18 @@ class Plot:
 def plots(summary: Summary) -> list[Plot]:
     """Return the plots that the recording has data for, in the order of the page."""
     made = [_compute_times(summary), _slow_ranks(summary), _parts(summary), _waiting(summary)]
+    ranks = summary.steps.ranks
     if summary.shares_work:
-        made.append(_micro_batches(summary))
+        darker = "it made more of the micro-batches of an update."
+        of_ranks = [steps.micro_batches for steps in ranks]
+        made.append(_of_each_rank(summary, of_ranks, "Micro-batches", darker, "micro-batches in an update"))
     elif summary.steps.rounds:
-        made += [_late(summary), _staleness(summary), *_rounds(summary)]
+        darker = "more of its steps had a contribution that came too late for its round and travelled with a later one."
+        late = [100.0 * steps.late for steps in ranks]
+        made.append(_of_each_rank(summary, late, "Late steps", darker, "% of steps", most=100.0))
+        darker = "it had missed more rounds before a step, so it computed with an older model."
+        made.append(_of_each_rank(summary, [steps.staleness for steps in ranks], "Staleness", darker, "rounds missed"))
+        made += _rounds(summary)
     return made
 
 
@@ -125,24 +133,6 @@ def _waiting(summary: Summary) -> Plot:
         figure.add_scatter(x=step[rows], y=np.cumsum(seconds)[rows], name=name, mode="lines", line=line)
     _axes(figure, "step", "waited so far (s)")
     return Plot(title, reading, figure)
-
-
-def _micro_batches(summary: Summary) -> Plot:
-    made = [steps.micro_batches for steps in summary.steps.ranks]
-    reading = "it made more of the micro-batches of an update."
-    return _of_each_rank(summary, made, "Micro-batches", reading, "micro-batches in an update")
-
-
-def _late(summary: Summary) -> Plot:
-    late = [100.0 * steps.late for steps in summary.steps.ranks]
-    reading = "more of its steps had a contribution that came too late for its round and travelled with a later one."
-    return _of_each_rank(summary, late, "Late steps", reading, "% of steps", most=100.0)
-
-
-def _staleness(summary: Summary) -> Plot:
-    stale = [steps.staleness for steps in summary.steps.ranks]
-    reading = "it had missed more rounds before a step, so it computed with an older model."
-    return _of_each_rank(summary, stale, "Staleness", reading, "rounds missed")
 
 
 def _of_each_rank(

@@ -12,10 +12,9 @@ from string import Template
 from plotly.offline import get_plotlyjs
 
 from horovod_partial.insight.report import figures, text
-from horovod_partial.insight.report.summary import Summary
+from horovod_partial.insight.report.summary import RankSummary, Summary
 
 _TEMPLATE = Path(__file__).with_name("page.html")
-_TEXT_COLUMNS = {"host", "slowness"}
 
 
 def write(summary: Summary, path: str | PathLike[str]) -> None:
@@ -29,8 +28,8 @@ def write(summary: Summary, path: str | PathLike[str]) -> None:
         headline=escape(summary.headline),
         answer=escape(summary.answer),
         waiting=escape(summary.waiting),
-        columns="".join(_cell("th", name, name) for name in text.columns(summary)),
-        rows="\n".join(_row(summary)),
+        columns="".join(_cell("th", name, name) for name in text.cells(summary, summary.ranks[0])),
+        rows="\n".join(_row(summary, rank) for rank in summary.slowest_first),
         plots="\n".join(
             f'<section>\n<h2>{escape(plot.title)}</h2>\n<p>{escape(plot.reading)}</p>\n<div class="plot"></div>\n</section>'
             for plot in plots
@@ -45,17 +44,13 @@ def write(summary: Summary, path: str | PathLike[str]) -> None:
 
 
 def _cell(tag: str, column: str, value: str) -> str:
-    kind = ' class="text"' if column in _TEXT_COLUMNS else ""
+    kind = ' class="text"' if column in text.WORDS else ""
     return f"<{tag}{kind}>{escape(value)}</{tag}>"
 
 
-def _row(summary: Summary) -> list[str]:
-    rows = []
-    for rank in summary.slowest_first:
-        cells = zip(text.columns(summary), text.cells(summary, rank), strict=True)
-        kind = ' class="slow"' if rank.slowness.times else ""
-        rows.append(f"<tr{kind}>{''.join(_cell('td', *cell) for cell in cells)}</tr>")
-    return rows
+def _row(summary: Summary, rank: RankSummary) -> str:
+    kind = ' class="slow"' if rank.slowness.times else ""
+    return f"<tr{kind}>{''.join(_cell('td', *cell) for cell in text.cells(summary, rank).items())}</tr>"
 
 
 def _remarks(remarks: list[str]) -> str:

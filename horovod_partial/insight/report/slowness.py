@@ -23,9 +23,8 @@ _NEARLY_ALL = 0.8
 _SURE = 4.0  # two values count as different if they lie at least this many standard errors apart
 _LEAST_IMBALANCE = 1.1  # ranks wait for each other if a step's slowest rank takes this many times the ranks' mean
 _ALIKE = 1.5  # standard deviations of ranks' times are alike if they differ by at most this factor
-_HICCUPS = (
-    2.0  # steps have hiccups, and not samples of many lengths, if outliers make the deviation this many times as large
-)
+# Steps have hiccups, and not samples of many lengths, if outliers make the deviation this many times as large.
+_HICCUPS = 2.0
 
 
 @dataclass(frozen=True)
@@ -48,11 +47,6 @@ class Slowness:
     def worst(self) -> _core.Slowness | None:
         """The time that cost most; None if the rank was not slow."""
         return max(self.times, key=lambda time: time.lost, default=None)
-
-    @property
-    def kind(self) -> str:
-        """In what way the rank was slow when it cost most: `"persistent"`, `"growing"`, `"bursts"`, `"random"`, or `"none"`."""
-        return self.worst.kind if self.worst else "none"
 
     @property
     def factor(self) -> float:
@@ -79,16 +73,11 @@ def of_job(ranks: list[int], compute: Floats) -> list[Slowness]:
         detector.step(step)
     means = np.maximum(compute.mean(axis=0), 1e-6)
     scores = means.min() / means
-    return [
-        Slowness(
-            rank,
-            float(mean),
-            float(score),
-            len(compute),
-            tuple(found.replace(rank=rank) for found in detector.found(column)),
-        )
-        for column, (rank, mean, score) in enumerate(zip(ranks, means, scores, strict=True))
-    ]
+    slow = []
+    for column, (rank, mean, score) in enumerate(zip(ranks, means, scores, strict=True)):
+        times = tuple(found.replace(rank=rank) for found in detector.found(column))
+        slow.append(Slowness(rank, float(mean), float(score), len(compute), times))
+    return slow
 
 
 def too_loaded(recording: Recording) -> str:

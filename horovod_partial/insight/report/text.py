@@ -7,26 +7,26 @@ from rich.table import Table
 
 from horovod_partial.insight.report.summary import RankSummary, Summary
 
-
-def columns(summary: Summary) -> tuple[str, ...]:
-    """Return the names of the columns of the table of ranks."""
-    named = ("rank", "host", "slowness", "score", "compute ms", "wait ms", "reduce ms")
-    return (*named, "micro-batches", "ms each") if summary.shares_work else (*named, "late", "staleness")
+WORDS = {"host", "slowness"}  # the columns that hold words; the others hold numbers
 
 
-def cells(summary: Summary, rank: RankSummary) -> tuple[str, ...]:
-    """Return the texts of a rank's row in the table of ranks, in the order of `columns`."""
+def cells(summary: Summary, rank: RankSummary) -> dict[str, str]:
+    """Return a rank's row in the table of ranks: its texts, by the names of the columns."""
     slow = rank.slowness
-    if summary.shares_work:
-        share = rank.micro_batches / sum(each.micro_batches for each in summary.ranks)
-        last = (f"{rank.micro_batches} ({share:.0%})", f"{1e3 * slow.compute / summary.steps.passes:.1f}")
-    else:
-        last = (f"{rank.late:.0%}", f"{rank.staleness:.2f}")
-    return (
-        *(str(rank.rank), rank.host, str(slow) if slow.times else "-", f"{slow.score:.2f}"),
-        *(f"{1e3 * seconds:.1f}" for seconds in (rank.compute, rank.wait, rank.reduce)),
-        *last,
-    )
+    row = {
+        "rank": str(rank.rank),
+        "host": rank.host,
+        "slowness": str(slow) if slow.times else "-",
+        "score": f"{slow.score:.2f}",
+        "compute ms": f"{1e3 * rank.compute:.1f}",
+        "wait ms": f"{1e3 * rank.wait:.1f}",
+        "reduce ms": f"{1e3 * rank.reduce:.1f}",
+    }
+    if not summary.shares_work:
+        return {**row, "late": f"{rank.late:.0%}", "staleness": f"{rank.staleness:.2f}"}
+    share = rank.micro_batches / sum(each.micro_batches for each in summary.ranks)
+    each_takes = f"{1e3 * slow.compute / summary.steps.passes:.1f}"
+    return {**row, "micro-batches": f"{rank.micro_batches} ({share:.0%})", "ms each": each_takes}
 
 
 def show(summary: Summary) -> None:
@@ -36,10 +36,11 @@ def show(summary: Summary) -> None:
         title=f"run {recording.run}: {recording.size} ranks, {len(summary.waited)} steps, policy {summary.steps.policy}",
         title_justify="left",
     )
-    for column in columns(summary):
-        table.add_column(column, justify="left" if column in ("host", "slowness") else "right")
-    for rank in summary.slowest_first:
-        table.add_row(*cells(summary, rank))
+    rows = [cells(summary, rank) for rank in summary.slowest_first]
+    for column in rows[0]:
+        table.add_column(column, justify="left" if column in WORDS else "right")
+    for row in rows:
+        table.add_row(*row.values())
     console = Console()
     console.width = max(console.width, 120)  # in a narrower console the table would cut words off
     for text in (summary.answer, summary.waiting):
