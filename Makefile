@@ -71,7 +71,7 @@ coverage: build ctest-coverage ## Show which lines and branches the C++ tests an
 	@$(BIN)/coverage report --skip-covered
 
 .PHONY: mutants
-mutants: build/release/build.ninja ## Plant defects in the core, and see that the C++ tests catch each
+mutants: build/release/build.ninja ## Plant defects, one at a time, and see that the tests catch each
 	@$(BIN)/python tools/mutants.py --jobs $(JOBS) build/mutants build/info
 
 .PHONY: check-gpu

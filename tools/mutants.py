@@ -1,8 +1,9 @@
-"""Plant the defects of tests/cpp/mutants.toml, one at a time, and see that the C++ tests catch each.
+"""Plant the defects of tests/cpp/mutants.toml and tests/single/mutants.toml, one at a time, and see that tests catch each.
 
 `python tools/mutants.py DIRECTORY INFO` works on a copy of the sources in DIRECTORY, so that the checkout stays as it
-is; INFO is what tools/horovod_info.py has written. A defect is caught by a test executable that fails, crashes or does
-not end in time. Every executable that the list names for a defect must catch it.
+is; INFO is what tools/horovod_info.py has written. A defect is caught by a test that fails, crashes or does not end in
+time: an executable in C++, or a file of tests/single in Python, which needs the extensions of the checkout. Every test
+that the list names for a defect must catch it.
 """
 
 import argparse
@@ -17,8 +18,11 @@ from typing import NamedTuple
 import tomllib
 
 TOP = Path(__file__).resolve().parent.parent
-LIST = TOP / "tests" / "cpp" / "mutants.toml"
-SOURCES = ("CMakeLists.txt", "cmake", "cpp", "tests/cpp", "tests/parallel/doubles/gpu")
+LISTS = (TOP / "tests" / "cpp" / "mutants.toml", TOP / "tests" / "single" / "mutants.toml")
+SOURCES = (
+    *("CMakeLists.txt", "cmake", "cpp", "tests/cpp", "tests/parallel/doubles/gpu"),
+    *("horovod_partial", "pyproject.toml", "tests/conftest.py", "tests/single"),
+)
 SHORTEST_LIMIT_SECONDS = 60
 
 
@@ -45,13 +49,18 @@ class Mutant(NamedTuple):
 
 def read_list(only: list[str]) -> list[Mutant]:
     """Give the list's mutants in the order of their files, or those named in `only`."""
-    files = tomllib.loads(LIST.read_text())
-    mutants = [Mutant(file, name, **entry) for file, entries in files.items() for name, entry in entries.items()]
+    lists = [tomllib.loads(path.read_text()) for path in LISTS]
+    mutants = [
+        Mutant(file, name, **entry)
+        for files in lists
+        for file, entries in files.items()
+        for name, entry in entries.items()
+    ]
     names = [mutant.name for mutant in mutants]
     if len(set(names)) < len(names):
-        raise MutantError(f"Two mutants of {LIST.name} have the same name.")
+        raise MutantError("Two mutants have the same name.")
     if unknown := set(only) - set(names):
-        raise MutantError(f"{LIST.name} has no {', '.join(sorted(unknown))}.")
+        raise MutantError(f"There is no {', '.join(sorted(unknown))}.")
     for mutant in mutants:
         if mutant.applied_to((TOP / mutant.file).read_text()) == (TOP / mutant.file).read_text():
             raise MutantError(f"{mutant.name} changes nothing.")
@@ -66,7 +75,11 @@ def copy_sources(directory: Path) -> None:
         paths = [TOP / name] if (TOP / name).is_file() else (TOP / name).rglob("*")
         for path in paths:
             copy = directory / path.relative_to(TOP)
-            if not path.is_file() or (copy.exists() and copy.read_bytes() == path.read_bytes()):
+            if (
+                not path.is_file()
+                or "__pycache__" in path.parts
+                or (copy.exists() and copy.read_bytes() == path.read_bytes())
+            ):
                 continue
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
@@ -104,10 +117,30 @@ class Build:
         return "" if result.returncode == 0 else "fails"
 
 
-def survivors_among(mutants: list[Mutant], directory: Path, info: Path, jobs: int) -> list[str]:
+class Interpreter:
+    """Runs tests of the copied sources in Python, where nothing is built."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def make(self, targets: list[str], jobs: int) -> None:
+        """Do nothing."""
+
+    def run(self, test: str, limit: float | None = None) -> str:
+        """Run a file of tests, for `limit` seconds at most, and give what went wrong; empty if nothing did."""
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", test]
+        environment = os.environ | {"PYTHONPATH": str(self._directory), "PYTHONDONTWRITEBYTECODE": "1"}
+        try:
+            result = subprocess.run(
+                command, cwd=self._directory, env=environment, stdout=subprocess.DEVNULL, timeout=limit, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return "hangs"
+        return "" if result.returncode == 0 else "fails"
+
+
+def survivors_among(mutants: list[Mutant], directory: Path, build: Build | Interpreter, jobs: int) -> list[str]:
     """Plant each mutant, say what becomes of it, and give those that a test has not caught."""
-    copy_sources(directory)
-    build = Build(directory, info)
     tests = sorted({test for mutant in mutants for test in mutant.caught_by})
     build.make(tests, jobs)
     limits = {}
@@ -152,7 +185,14 @@ def main() -> None:
             for mutant in mutants:
                 print(f"{mutant.name} ({mutant.file}): {', '.join(mutant.caught_by)}")
             return
-        survivors = survivors_among(mutants, arguments.directory.resolve(), arguments.info.resolve(), arguments.jobs)
+        directory, survivors = arguments.directory.resolve(), []
+        copy_sources(directory)
+        in_python = [mutant for mutant in mutants if mutant.file.endswith(".py")]
+        in_cpp = [mutant for mutant in mutants if mutant not in in_python]
+        if in_python:
+            survivors += survivors_among(in_python, directory, Interpreter(directory), arguments.jobs)
+        if in_cpp:
+            survivors += survivors_among(in_cpp, directory, Build(directory, arguments.info.resolve()), arguments.jobs)
     except MutantError as error:
         sys.exit(f"mutants: {error}")
     if survivors:

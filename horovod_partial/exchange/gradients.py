@@ -6,23 +6,21 @@ import hashlib
 import itertools
 import re
 import weakref
-from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from horovod.common.process_sets import ProcessSet
-from horovod.common.util import split_list
 
-from horovod_partial import _attach, _core
-from horovod_partial.exchange import bucket_plan
-from horovod_partial.exchange.arguments import is_average
+from horovod_partial import _attach
+from horovod_partial.exchange.arguments import check_predivide
+from horovod_partial.exchange.bucket_options import BucketOptions
 from horovod_partial.policies import Full, LateGradients, Policy, SharedUpdates
 from horovod_partial.runtime import bucket_config, healing
 from horovod_partial.runtime.appliers import this_thread
 from horovod_partial.runtime.runtime import Runtime
 from horovod_partial.runtime.tenure import Tenure
-from horovod_partial.settings import settings
 
 
 class Numbers:
@@ -55,30 +53,167 @@ class Numbers:
 # The third argument says how many steps per rank, on average, the combined gradients stand for.
 Apply = Callable[[list[Any], list[Any], Any], None]
 
+Restore = Callable[[Any], Any]  # the type of a function that makes a gradient from a result of its bucket
 
-class StepApplier(ABC):
-    """Applies the rounds of an exchange's gradients. Implements `horovod_partial.runtime.appliers.Applier`.
 
-    Flushes use this object as long as the exchange exists. The variables have the order of the gradients. `apply`
-    applies the gradients of one round.
+class Kind(NamedTuple):
+    """The form in which a gradient travels: its dtype, the size in bytes, and what else a bucket's gradients share."""
+
+    dtype: Any
+    nbytes: int
+    place: Hashable = None
+
+
+class Wire(NamedTuple):
+    """A gradient in the form that travels. `restore` makes a gradient from a result; None if the buckets do this."""
+
+    tensor: Any
+    kind: Kind
+    restore: Restore | None = None
+
+
+class Planned(NamedTuple):
+    """A bucket that is to be made for some gradients of a step.
+
+    `positions` are the positions of the bucket's gradients in the step. `members` are texts of the gradients'
+    variables, in the model's order. Ranks compare these texts.
+    """
+
+    name: str
+    positions: list[int]
+    members: tuple[str, ...]
+    dtype: Any
+
+
+class Buckets(Protocol):
+    """The buckets of one set of variables. Each framework has its own. Gradients have the order of the variables."""
+
+    @property
+    def family(self) -> _attach.Family: ...
+
+    def arrive(self, wires: Sequence[Wire]) -> Any:
+        """Arrive at all buckets with the gradients of a step. Returns what the other methods take as `arrived`."""
+
+    def take_first(self, arrived: Any, apply: Apply) -> None:
+        """Take the oldest round that has ended, if any, and apply its gradients by `apply`."""
+
+    def take_all(self, arrived: Any) -> None:
+        """Take and apply all rounds that have ended, oldest first. `arrived` is None in flushes, which are eager code."""
+
+
+class Framework(Protocol):
+    """What this module needs of TensorFlow or PyTorch. `average` and `total` are Horovod's numbers for Average and Sum."""
+
+    average: int
+    total: int
+    runtime: Runtime
+
+    def number_of(self, variable: Any, process_set: ProcessSet) -> int:
+        """Return the number of a variable in a process set, the same on every rank."""
+
+    def divided(self, gradient: Any, divisor: int) -> Any:
+        """Return a gradient, dense or sparse, divided by a number."""
+
+    def wire(self, gradient: Any, variable: Any, options: BucketOptions) -> Wire:
+        """Return the gradient of a variable in the form in which it travels."""
+
+    def buckets(
+        self, planned: Sequence[Planned], variables: list[Any], options: BucketOptions, apply: Apply | None
+    ) -> Buckets:
+        """Make the planned buckets of `variables`. `take_all` calls `apply` for each round; tapes pass None."""
+
+    def reduce_fully(
+        self, name: str, gradients: list[Any], variables: list[Any], arguments: dict[str, Any], *, is_optimizer: bool
+    ) -> list[Any]:
+        """Let Horovod itself combine gradients. `name` is the prefix of names, `arguments` those of the optimizer."""
+
+
+def options_of(
+    framework: Framework,
+    sync: Policy | SharedUpdates,
+    arguments: dict[str, Any],
+    *,
+    replays: bool,
+    unscaled: bool = False,
+    factor: float = 1.0,
+) -> BucketOptions | None:
+    """Check the arguments of a tape or an optimizer of Keras, and return the options of its buckets; None under `Full`.
+
+    The arguments are those of `BucketOptions`. If `unscaled`, every rank skips rounds with gradients that are not finite.
+    """
+    if isinstance(sync, LateGradients) and sync.missed == "latest":
+        raise ValueError(f"{sync!r} is for PyTorch, where it stands for eager-SGD as published: leave missed= out")
+    if isinstance(sync, Full):
+        check_predivide(arguments, framework.average)
+        return None
+    return BucketOptions(
+        framework.runtime,
+        sync,
+        arguments,
+        average=framework.average,
+        total=framework.total,
+        replays=replays,
+        unscaled=unscaled,
+        factor=factor,
+        agreed=("a loss scale",) if unscaled else (),
+    )
+
+
+def step_name(
+    framework: Framework, prefix: str, options: BucketOptions, variables: Sequence[Any], kinds: Sequence[Kind]
+) -> str:
+    """Return the prefix of the names of a step's buckets. This prefix depends on the variables and on `kinds`.
+
+    `prefix` begins the names of all buckets of the optimizer. `kinds` are the kinds of the variables' gradients.
+    """
+    numbers = [framework.number_of(variable, options.process_set) for variable in variables]
+    members = f"{options.process_set.process_set_id} {numbers} {[str(kind.dtype) for kind in kinds]}"
+    return f"{prefix}.{hashlib.sha256(members.encode()).hexdigest()[:8]}"
+
+
+def plan(
+    framework: Framework, name: str, options: BucketOptions, variables: Sequence[Any], kinds: Sequence[Kind]
+) -> list[Planned]:
+    """Plan the buckets of a step, in reverse order of the variables. All gradients in a bucket have the same dtype.
+
+    `name` is from `step_name`. `kinds` are those of the variables' gradients.
+    """
+    number = partial(framework.number_of, process_set=options.process_set)
+    alike = [(kind.dtype, kind.place) for kind in kinds]
+    plans = options.plan(list(map(number, variables)), alike, [kind.nbytes for kind in kinds], key_of=number)
+    return [
+        Planned(f"{name}.{index}", positions, _members([variables[i] for i in positions]), kinds[positions[0]].dtype)
+        for index, positions in enumerate(plans)
+    ]
+
+
+def _members(variables: Sequence[Any]) -> tuple[str, ...]:
+    """Return a text for each variable of a bucket, in the model's order."""
+    # Each process numbers its Keras layers, so a layer's number may differ between ranks. Remove it from the names.
+    return tuple(
+        bucket_config.member(
+            re.sub(r"_\d+(?=/|$)", "", getattr(each, "path", each.name).removesuffix(":0")), each.shape
+        )
+        for each in reversed(variables)
+    )
+
+
+class Rounds:
+    """The rounds of one set of variables. Implements `horovod_partial.runtime.appliers.Applier`.
+
+    Flushes use this object as long as the exchange exists.
     """
 
     is_under_way = False  # no gradients wait for a step: `apply_combined` combines and applies them in one call
-    applies_ahead = False
-    is_ahead = False
     is_applying = False  # no code of the user's runs while a round is applied
     shares_work = False
 
-    def declare(self) -> None:  # noqa: B027 - Keras knows no buckets before the first step
-        """Do nothing: the first step, which makes this object, has declared the buckets."""
-
-    def __init__(self, exchange: GradientExchange, family: _attach.Family, variables: list[Any], apply: Apply) -> None:
+    def __init__(self, exchange: GradientExchange, buckets: Buckets, variables: list[Any]) -> None:
         self.process_set = exchange.process_set
         self.thread = this_thread()
+        self.buckets = buckets
         self._exchange = weakref.ref(exchange)
-        self._family = family
         self._variables = variables
-        self._apply = apply
 
     @property
     def replica(self) -> healing.Replica | None:
@@ -89,133 +224,80 @@ class StepApplier(ABC):
     @property
     def family(self) -> _attach.Family | None:
         """The buckets of the gradients; None once the exchange is gone."""
-        return None if self._exchange() is None else self._family
+        return None if self._exchange() is None else self.buckets.family
 
-    @abstractmethod
-    def apply_arrived(self, arrived: Any) -> None:
-        """Apply all rounds that have ended, oldest first, after the gradients of a step have arrived.
+    def declare(self) -> None:
+        """Do nothing: the first step, which makes this object, has declared the buckets."""
 
-        `arrived` are the buckets, in the form that `_arrive` of the exchange returned.
-        """
-
-    @abstractmethod
     def apply_rounds(self) -> None:
         """Apply all rounds that this rank can take, oldest first. Only for eager code, not for graphs."""
-
-    def apply_ahead(self) -> None:
-        raise NotImplementedError
+        self.buckets.take_all(None)
 
 
-class GradientExchange(ABC):
+class GradientExchange:
     """Combines the gradients of a step under a gradient policy.
 
-    Under `Full` Horovod itself combines the gradients, tensor by tensor. Under a partial policy gradients are packed
-    into buckets, in reverse order of the variables; all tensors in a bucket have the same dtype.
+    Under `Full` Horovod itself combines the gradients, tensor by tensor. Under a partial policy they travel in buckets.
 
     `name` is the prefix of the names of tensors and buckets. `arguments` are those of Horovod's optimizer
     (`compression`, `sparse_as_dense`, `op`, `gradient_predivide_factor`, `groups`, `process_set`, `device_dense`,
-    `device_sparse`, `scale_local_gradients`). `replays` says whether missed rounds can be applied one by one. With
-    `skips_nonfinite` every rank skips rounds with gradients that are not finite. Then late gradients travel even if
-    they are not finite, and under a partial policy gradients travel without the loss scale. The buckets end when
-    `owner` is gone; None keeps them for any user of the same variables. `replica_of` returns, for the trained
-    variables, the values for a flush to compare; None compares nothing. `factor` multiplies each result.
+    `device_sparse`, `scale_local_gradients`), and `options` are from `options_of`. The gradients of the variables
+    in the list `local`, which may grow, are not combined over the ranks. The buckets end when `owner` is gone. If
+    `owner` is None, they stay, and a later exchange of the same variables uses them again. `replica_of` returns the
+    values that a flush compares, for the trained variables; None compares nothing.
     """
-
-    average: int  # Horovod's number for the operation Average
-    total: int  # Horovod's number for the operation Sum
-    runtime: Runtime
 
     def __init__(
         self,
+        framework: Framework,
         name: str,
-        sync: Policy | SharedUpdates,
         arguments: dict[str, Any],
+        options: BucketOptions | None,
+        local: list[Any],
         *,
-        replays: bool,
-        skips_nonfinite: bool = False,
         owner: _attach.Owner | None = None,
         replica_of: Callable[[list[Any]], healing.Replica | None] | None = None,
-        factor: float = 1.0,
     ) -> None:
         self.name = name
+        self.options = options
         self.replica_of = replica_of
-        self._owner = owner
-        self._introduction: healing.Introduction | None = None  # compares the variables of all ranks at the start
         self.process_set: ProcessSet = arguments["process_set"]
-        self._full = isinstance(sync, Full)
-        self.unscaled = skips_nonfinite and not isinstance(sync, Full)
-        self._sync = sync
+        self._framework = framework
+        self._runtime = framework.runtime
         self._arguments = arguments
-        self._local: set[int] = set()  # the numbers of variables whose gradients are not combined over the ranks
-        if isinstance(sync, LateGradients) and sync.missed == "latest":
-            raise ValueError(f"{sync!r} is for PyTorch, where it stands for eager-SGD as published: leave missed= out")
-        predivide = arguments["gradient_predivide_factor"]
-        if predivide != 1.0 and arguments["op"] != self.average:
-            raise ValueError("gradient_predivide_factor not supported with op != Average")
-        if self._full:
-            return
-        self._average = is_average(arguments["op"], self.average, self.total)
-        self._options = {
-            "prescale_factor": 1.0 / predivide,
-            "postscale_factor": predivide * factor,
-            "missed": "replay" if replays else "sum",
-            "drop_nonfinite": not skips_nonfinite,
-            "agreed": ("a loss scale",) if skips_nonfinite else (),
-        }
-        self._appliers: dict[str, StepApplier] = {}  # for each prefix of buckets' names, the applier of their rounds
-        self._bucket_spec()  # called to raise errors about wrong arguments now, not in the first step
-
-    @staticmethod
-    @abstractmethod
-    def number_of(variable: Any, process_set: ProcessSet) -> int:
-        """Return the number of a variable in a process set, the same on every rank."""
+        self._owner = owner
+        self._local = local
+        self._rounds: dict[str, Rounds] = {}  # for each set of trained variables, by the prefix of its buckets' names
 
     def _number(self, variable: Any) -> int:
-        return self.number_of(variable, self.process_set)
-
-    @staticmethod
-    @abstractmethod
-    def _divided(gradient: Any, divisor: int) -> Any: ...
-
-    @abstractmethod
-    def _reduce_fully(self, gradients: list[Any], variables: list[Any]) -> list[Any]: ...
-
-    @abstractmethod
-    def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> list[Any]: ...
-
-    @abstractmethod
-    def _arrive(self, gradients: list[Any], variables: list[Any]) -> tuple[str, Any]:
-        """Arrive with all gradients of a step at the buckets of a family, and wait for the rounds.
-
-        Returns the prefix of the buckets' names, and the buckets in the form that the applier needs.
-        """
-
-    @abstractmethod
-    def _applier_of(self, arrived: Any, variables: list[Any], apply: Apply) -> StepApplier:
-        """Make the object that applies the rounds of the buckets that `_arrive` returned."""
-
-    @abstractmethod
-    def _apply_first(self, arrived: Any, apply: Callable[[list[Any], Any], None]) -> None:
-        """Take the oldest round that has ended, if any. Call `apply` with its results and their number of gradients."""
-
-    @abstractmethod
-    def _bucket_names(self) -> Iterable[str]: ...
+        return self._framework.number_of(variable, self.process_set)
 
     def register_local(self, variable: Any) -> None:
-        """Keep this variable's gradient on this rank; `scale_local_gradients` divides it by the number of ranks."""
-        self._local.add(self._number(variable))
+        """Keep a variable's gradient on this rank, with `scale_local_gradients` divided by the number of ranks."""
+        self._number(variable)  # numbers variables in the order of their first use
+        self._local.append(variable)
 
     def is_local(self, variable: Any) -> bool:
         """Return whether a variable's gradient stays on this rank, because of `register_local`."""
-        return self._number(variable) in self._local
+        return self._number(variable) in set(map(self._number, self._local))
 
-    def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return the combined gradients of a step, in the order of the variables. None stays None."""
-        shared = [i for i, each in enumerate(variables) if gradients[i] is not None and not self.is_local(each)]
-        combined = self._scaled_local(gradients, shared)
-        if not shared or not self.process_set.included():
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Return the combined gradients of a step, in the order of the variables. None stays None.
+
+        Under a partial policy this is for tapes: a late rank gets the sum of the results that it has missed.
+        """
+        combined, shared = self._split(gradients, variables)
+        if not shared:
             return combined
-        results = self._reduce([combined[i] for i in shared], [variables[i] for i in shared])
+        own, trained = [combined[i] for i in shared], [variables[i] for i in shared]
+        if self.options is None:
+            is_optimizer = self._owner is not None
+            results = self._framework.reduce_fully(self.name, own, trained, self._arguments, is_optimizer=is_optimizer)
+        else:
+            name, wires = self._wires(self.options, own, trained)
+            # The buckets are TensorFlow's, which have the method `sums`: no other framework has tapes.
+            buckets: Any = self._buckets(name, self.options, trained, wires, None)
+            results = buckets.sums(buckets.arrive(wires))
         for i, result in zip(shared, results, strict=True):
             combined[i] = result
         return combined
@@ -223,145 +305,93 @@ class GradientExchange(ABC):
     def apply_combined(self, gradients: Sequence[Any], variables: Sequence[Any], apply: Apply) -> None:
         """Combine the gradients of a step, and apply each round that has ended, oldest first. Gradients may be None.
 
-        Every rank calls `apply` for each round. A rank that is on time applies one round. Gradients that stay on this
-        rank are applied with the first round.
+        Over all steps and flushes, every rank calls `apply` once for each round. A late rank may apply several rounds
+        in one step. Gradients that stay on this rank are applied with the first round of the step.
         """
         everything = list(variables)
-        shared = [i for i, each in enumerate(everything) if gradients[i] is not None and not self.is_local(each)]
-        travels = (
-            not self._full and shared and self.process_set.included() and not self.runtime.is_alone(self.process_set)
-        )
-        if not travels:
-            apply(self(gradients, everything), everything, 1.0)
+        if self.options is None:
+            apply(self.reduce(gradients, everything), everything, 1.0)
             return
-        combined = self._scaled_local(gradients, shared)
+        combined, shared = self._split(gradients, everything)
+        if not shared:
+            apply(combined, everything, 1.0)
+            return
         trained = [everything[i] for i in shared]
+        name, wires = self._wires(self.options, [gradients[i] for i in shared], trained)
+        if name not in self._rounds:
+            self._rounds[name] = Rounds(self, self._buckets(name, self.options, trained, wires, apply), trained)
+        rounds = self._rounds[name]
+        arrived = rounds.buckets.arrive(wires)
+        rounds.thread = this_thread()
+        self._runtime.take_part_in_flushes(rounds)
 
-        name, arrived = self._arrive([gradients[i] for i in shared], trained)
-        applier = self._appliers.get(name)
-        if applier is None:
-            applier = self._appliers[name] = self._applier_of(arrived, trained, apply)
-            self.runtime.take_part_in_flushes(applier)
-        applier.thread = this_thread()
-
-        def with_local_ones(results: list[Any], count: Any) -> None:
+        def with_local_ones(results: list[Any], _: list[Any], steps: Any) -> None:
             for i, result in zip(shared, results, strict=True):
                 combined[i] = result
-            apply(combined, everything, self.runtime.steps_of(applier._family, count))
+            apply(combined, everything, steps)
 
         if len(shared) < len(everything):
-            self._apply_first(arrived, with_local_ones)
-        applier.apply_arrived(arrived)
+            rounds.buckets.take_first(arrived, with_local_ones)
+        rounds.buckets.take_all(arrived)
 
-    def _scaled_local(self, gradients: Sequence[Any], shared: list[int]) -> list[Any]:
-        combined = list(gradients)
+    def _split(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], list[int]]:
+        """Return the gradients, with those of local variables scaled, and the positions of those that travel."""
+        local = set(map(self._number, self._local))
+        shared = [i for i, each in enumerate(variables) if gradients[i] is not None and self._number(each) not in local]
+        scaled = list(gradients)
         if self._arguments["scale_local_gradients"]:
-            for i in set(range(len(combined))) - set(shared):
-                if combined[i] is not None:
-                    combined[i] = self._divided(combined[i], self.runtime.size_of(self.process_set))
-        return combined
+            for i in set(range(len(scaled))) - set(shared):
+                if scaled[i] is not None:
+                    scaled[i] = self._framework.divided(scaled[i], self._runtime.size_of(self.process_set))
+        travels = self.process_set.included() and (self.options is None or not self._runtime.is_alone(self.process_set))
+        return scaled, shared if travels else []
 
-    def _reduce(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        if self._full:
-            return self._reduce_fully(gradients, variables)
-        if self.runtime.is_alone(self.process_set):
-            return gradients
-        return self._reduce_partially(gradients, variables)
+    def _wires(self, options: BucketOptions, gradients: list[Any], variables: list[Any]) -> tuple[str, list[Wire]]:
+        """Return the prefix of the names of a step's buckets, and the gradients as they travel."""
+        wires = [self._framework.wire(*pair, options) for pair in zip(gradients, variables, strict=True)]
+        return step_name(self._framework, self.name, options, variables, [wire.kind for wire in wires]), wires
 
-    def _own(self, names: Iterable[str]) -> None:
+    def _buckets(
+        self, name: str, options: BucketOptions, variables: list[Any], wires: list[Wire], apply: Apply | None
+    ) -> Buckets:
+        planned = plan(self._framework, name, options, variables, [wire.kind for wire in wires])
+        buckets = self._framework.buckets(planned, variables, options, apply)
         if self._owner is not None:
-            self.runtime.family(self.process_set, names).own(self._owner)
+            buckets.family.own(self._owner)
+        return buckets
+
+    @property
+    def bucket_names(self) -> list[str]:
+        """The names of all buckets that steps have arrived at."""
+        return [name for rounds in self._rounds.values() for name in rounds.buckets.family.names]
 
     @property
     def is_in_use(self) -> bool:
         """Whether a round has ended in some of the buckets in this generation. Only for eager code."""
-        names = () if self._full else self._bucket_names()
-        return any(self.runtime.family(self.process_set, [name]).taken for name in names)
+        return any(self._runtime.family(self.process_set, [name]).taken for name in self.bucket_names)
 
-    def enter_generation(self, local: Iterable[Any]) -> None:
-        """Belong to this generation of Horovod from now on. `local` are the variables that `register_local` has named."""
-        self._own(self._bucket_names())
-        self._local = {self._number(variable) for variable in local}
-
-    def introduce(self, variables: Mapping[healing.Key, healing.Array]) -> None:
-        """Begin to compare the variables that ranks begin to train. From now on flushes compare replicas, too."""
-        meeting = self.runtime.meet(self.process_set)
-        if meeting is not None:
-            start = f"{bucket_config.INTERNAL}start.{self.name}"
-            self._own([start])
-            self._introduction = healing.Introduction(meeting, start, variables)
-
-    def tell(self) -> bool:
-        """Log a warning if the ranks began with different variables. Returns False while that is not known."""
-        return self._introduction is None or self._introduction.tell(claims=False)
-
-    def _bucket_spec(self, members: Sequence[str] = ()) -> _core.BucketSpec:
-        return bucket_config.arguments(
-            sync=self._sync,
-            size=self.runtime.size_of(self.process_set),
-            average=self._average,
-            members=members,
-            **self._options,
-        )
-
-    def _step_name(self, variables: Sequence[Any], dtypes: Sequence[Any]) -> str:
-        """Return the prefix of the names of a step's buckets. It depends on the variables and the types that travel."""
-        numbers = [self._number(variable) for variable in variables]
-        members = f"{self.process_set.process_set_id} {numbers} {[str(dtype) for dtype in dtypes]}"
-        return f"{self.name}.{hashlib.sha256(members.encode()).hexdigest()[:8]}"
-
-    @staticmethod
-    def _members(variables: Sequence[Any]) -> tuple[str, ...]:
-        """Return a text for each variable of a bucket, in the model's order. Ranks compare these texts."""
-        # Each process numbers its Keras layers, so a layer's number may differ between ranks. Remove it from the names.
-        names = [
-            re.sub(r"_\d+(?=/|$)", "", getattr(each, "path", each.name).removesuffix(":0"))
-            for each in reversed(variables)
-        ]
-        shapes = [each.shape for each in reversed(variables)]
-        return tuple(map(bucket_config.member, names, shapes))
-
-    def _plan(
-        self,
-        variables: Sequence[Any],
-        kinds: Sequence[Hashable],
-        sizes: Sequence[int],
-        bucket_bytes: float | None = None,
-    ) -> list[list[int]]:
-        """Plan which gradients travel together. Returns the positions of the gradients in each bucket.
-
-        `bucket_bytes` is the size of buckets; None takes `HOROVOD_PARTIAL_BUCKET_MB`.
-        """
-        size = settings().bucket_mb * 1e6 if bucket_bytes is None else bucket_bytes
-        return bucket_plan.plan(kinds, sizes, self._groups([self._number(v) for v in variables]), size)
-
-    def _groups(self, numbers: list[int]) -> list[list[int]]:
-        groups = self._arguments["groups"]
-        if groups is None:
-            return []
-        if isinstance(groups, int):
-            return split_list(list(range(len(numbers))), groups)
-        positions = {number: i for i, number in enumerate(numbers)}
-        wanted = [[self._number(variable) for variable in group] for group in groups]
-        return [[positions[number] for number in group if number in positions] for group in wanted]
+    def enter_generation(self) -> None:
+        """Belong to this generation of Horovod from now on."""
+        if self._owner is not None:
+            self._runtime.family(self.process_set, self.bucket_names).own(self._owner)
 
     def flush(self) -> None:
         """Deliver all late contributions, and apply the rounds that this rank has missed. Every rank must call this."""
-        if self._full:
+        if self.options is None:
             return
-        for applier in self._appliers.values():
-            applier.thread = this_thread()
-        self.runtime.flush(self.process_set.process_set_id)
+        for rounds in self._rounds.values():
+            rounds.thread = this_thread()
+        self._runtime.flush(self.process_set.process_set_id)
 
     @property
     def is_settled(self) -> bool:
         """Whether this rank has no late contributions and no missed results. Only for eager code."""
-        if self._full or self.runtime.is_alone(self.process_set):
+        if self.options is None or self._runtime.is_alone(self.process_set):
             return True
-        names = self.runtime.unsettled(self.process_set.process_set_id)
+        names = self._runtime.unsettled(self.process_set.process_set_id)
         return not any(name.startswith(f"{self.name}.") for name in names)
 
     @property
     def rounds(self) -> int:
         """How many rounds have ended on this rank in all buckets; 0 before the first step. Only for eager code."""
-        return self.runtime.family(self.process_set, self._bucket_names()).taken
+        return self._runtime.family(self.process_set, self.bucket_names).taken

@@ -2,64 +2,102 @@
 
 from __future__ import annotations
 
+import math
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, Protocol
 
 from horovod.common.process_sets import ProcessSet
 
 from horovod_partial import _attach
-from horovod_partial.runtime.appliers import Thread
+from horovod_partial.runtime import healing
+from horovod_partial.runtime.appliers import NO_THREAD
 from horovod_partial.runtime.runtime import Runtime
 from horovod_partial.runtime.tenure import Tenure
 
 
-class MicroBatchSharer(ABC):
-    """An optimizer's exchange under `hvd.WorkSharing`. Implements `horovod_partial.runtime.appliers.Sharer`.
+class Updates(Protocol):
+    """A framework's side of an optimizer whose work is shared: its buckets, its model, and updates of the model.
 
-    Only the thread that trains uses it. A subclass has the buckets, and applies updates.
+    `family` is None while no bucket has been declared. The first bucket of `family` keeps the grants. `is_under_way` is
+    True while gradients of a micro-batch exist and wait for a step. `is_applying` is True while an update is applied. A
+    flush compares `replica` with other ranks; None compares nothing.
+    """
+
+    @property
+    def is_applying(self) -> bool: ...
+
+    @property
+    def family(self) -> _attach.Family | None: ...
+
+    @property
+    def is_under_way(self) -> bool: ...
+
+    @property
+    def replica(self) -> healing.Replica | None: ...
+
+    def apply_updates(self) -> None:
+        """Apply all updates that are complete, oldest first, between two steps."""
+
+    def apply_rounds(self) -> None:
+        """Apply all updates that are complete, oldest first, in a flush."""
+
+
+class SharedWork:
+    """The micro-batches of one optimizer under `hvd.WorkSharing`. Implements `horovod_partial.runtime.appliers.Sharer`.
+
+    Only the thread that trains uses it. It refers weakly to `updates`. An update has `passes` micro-batches for each
+    rank, on average. `begun` is the number, within its update, of the micro-batch that this rank has begun and not
+    finished; None if there is none. No micro-batch begins after `end` updates. If `begins_in_step` is False, a loader
+    of data begins the first micro-batch of each update, and steps begin the others. If `is_alone`, there are no other
+    ranks, and this rank makes all micro-batches.
     """
 
     shares_work = True
-    is_ahead = False
-    applies_ahead = False  # work sharing's updates wait for this rank's micro-batch, so no round can be applied ahead
-    process_set: ProcessSet
-    thread: Thread
-    _runtime: Runtime
-    _tenure: Tenure  # the generation of Horovod in which the optimizer's buckets were declared
-    is_applying = False  # whether an update of work sharing is being applied now
-    _is_alone: bool  # true if there are no other ranks, so that this rank computes all micro-batches
-    _active: ClassVar[weakref.ref[MicroBatchSharer] | None] = None  # the exchange of the optimizer that shares work now
+    _active: ClassVar[weakref.ref[SharedWork] | None] = None  # the work of the optimizer that gets micro-batches now
 
-    def __init__(self) -> None:
-        self._updates = 0  # the number of updates of work sharing in this generation of Horovod
-        self._number: int | None = None  # number within its update of the micro-batch that has begun; None if none has
-        self._micro_batches = 0  # how many micro-batches the unfinished update has; used only if there is one rank
+    def __init__(self, runtime: Runtime, process_set: ProcessSet, passes: int, updates: Updates) -> None:
+        self.process_set = process_set
+        self.thread = NO_THREAD
+        self.begun: int | None = None
+        self.end = math.inf
+        self.begins_in_step = True
+        self.is_alone = not process_set.included() or runtime.is_alone(process_set)
+        self._runtime = runtime
+        self._passes = passes
+        self._updates = weakref.ref(updates)
+        self._tenure = Tenure(runtime)  # the generation of Horovod in which the optimizer's buckets were declared
+        self._rounds = 0  # the number of updates in this generation
+        self._made = 0  # how many micro-batches of the open update this rank has made
+        self._begins = True  # whether `must_apply` begins the next micro-batch, or leaves that to a loader of data
+
+    def enter(self) -> bool:
+        """Get micro-batches from now on. Returns whether this generation of Horovod is a new one.
+
+        Raises ValueError if this optimizer got micro-batches before, and another one has got some since.
+        """
+        active = None if SharedWork._active is None else SharedWork._active()
+        if active is not self:
+            if active is not None and self.is_current:
+                raise ValueError(
+                    "two optimizers cannot share work in turns: an update of one might be made while this rank uses the other, under "
+                    "weights that are gone. Pass the parameters of both to one optimizer, or use another policy"
+                )
+            if active is not None:
+                active.leave()
+            SharedWork._active = weakref.ref(self)
+        is_new = self._tenure.enter()
+        if is_new:  # a micro-batch that has begun in an earlier generation is lost
+            self._rounds, self._made, self.begun = 0, 0, None
+        return is_new
 
     @property
-    @abstractmethod
-    def family(self) -> _attach.Family | None:
-        """The buckets of the gradients. The first one keeps the grants. None before they are declared, and without ranks."""
+    def is_current(self) -> bool:
+        """Whether the optimizer has got micro-batches in this generation of Horovod."""
+        return self._tenure.is_current
 
-    @abstractmethod
-    def _next_micro_batch(self, *, waits: bool) -> tuple[int, int] | None:
-        """Begin a micro-batch, same as `runtime.runtime.Runtime.next_micro_batch` with `begins=True`."""
-
-    @property
-    @abstractmethod
-    def is_under_way(self) -> bool:
-        """Whether gradients of a micro-batch exist, and wait for a step of the optimizer."""
-
-    @abstractmethod
-    def _apply_updates(self) -> None:
-        """Apply all updates that are complete, oldest first."""
-
-    @property
-    def begun(self) -> int | None:
-        """The number of the micro-batch that this rank has begun and made no step for yet; None if there is none."""
-        return self._number
+    def begin(self, *, waits: bool) -> bool:
+        """Begin a micro-batch. Returns False if an update must be applied first, or a wait is needed and not allowed."""
+        return self._next(begins=True, waits=waits)
 
     def begin_before(self, rounds: float) -> int | None:
         """Begin a micro-batch, unless one has begun. First apply updates, which changes the weights.
@@ -67,47 +105,97 @@ class MicroBatchSharer(ABC):
         Returns the number of the micro-batch within its update. The share of rank 0 has the first numbers, that of
         rank 1 the next. This rank may get a number of any share. Returns None after `rounds` applied updates.
         """
-        while self._number is None and self.rounds < rounds:
-            if not self._begin(waits=True):
+        while self.begun is None and self.rounds < rounds:
+            if not self.begin(waits=True):
                 self._apply_updates()
-        return self._number if self.rounds < rounds else None
+        return self.begun if self.rounds < rounds else None
 
-    def _begin(self, *, waits: bool) -> bool:
-        """Begin a micro-batch. Returns False if an update must be applied first, or a wait is needed."""
-        if self._is_alone:
-            self._number = self._micro_batches
-            return True
-        return self._note(self._next_micro_batch(waits=waits))
+    def complete(self) -> None:
+        """Note that this rank has made the micro-batch that it had begun."""
+        self.begun = None
+        self._made += 1
+        self._begins = True
 
-    def _note(self, begun: tuple[int, int] | None) -> bool:
-        """Note the numbers of a micro-batch that has begun. Returns False for None."""
-        if begun is not None:
-            self._number, self._updates = begun
-        return begun is not None
+    def must_apply(self) -> bool:
+        """Return whether an update must be applied now.
 
-    def _become_active(self) -> None:
-        """Make this the optimizer that gets micro-batches. Raises ValueError if a later one has taken over from it."""
-        active = None if MicroBatchSharer._active is None else MicroBatchSharer._active()
-        if active is self:
-            return
-        if active is not None and self._tenure.is_current:
-            raise ValueError(
-                "two optimizers cannot share work in turns: an update of one might be made while this rank uses the other, under "
-                "weights that are gone. Pass the parameters of both to one optimizer, or use another policy"
-            )
-        if active is not None:
-            active.leave()
-        MicroBatchSharer._active = weakref.ref(self)
+        If not, the next micro-batch begins, unless a loader begins it, or `end` updates have been made.
+        """
+        return self.is_complete or (self.rounds < self.end and not self._next(begins=self._begins, waits=True))
 
     @property
-    def _is_active(self) -> bool:
-        return MicroBatchSharer._active is not None and MicroBatchSharer._active() is self
+    def is_complete(self) -> bool:
+        """Whether this rank makes all micro-batches, and has made those of the open update."""
+        return self.is_alone and self._made == self._passes
 
-    def declare(self) -> None:  # noqa: B027 - the first micro-batch declares the buckets
-        """Do nothing: a rank that has begun no micro-batch yet has no part in the job until then."""
+    def applied(self) -> None:
+        """Note that this rank has taken an update. The caller applies it before or after this call."""
+        self._made = 0
+        self._rounds += 1
+        self._begins = self.begins_in_step
+
+    def forget(self) -> None:
+        """Forget the micro-batches of the open update, if this rank makes all of them."""
+        if self.is_alone:
+            self._made, self.begun = 0, None if self.begun is None else 0
+
+    def _next(self, *, begins: bool, waits: bool) -> bool:
+        found: tuple[int, int] | None = self._made, self._rounds
+        if not self.is_alone:
+            found = self._runtime.next_micro_batch(self, begins=begins, waits=waits)
+        if begins and found is not None:
+            self.begun, self._rounds = found
+        return found is not None
+
+    def _apply_updates(self) -> None:
+        updates = self._updates()
+        if updates is not None:
+            updates.apply_updates()
+
+    @property
+    def rounds(self) -> int:
+        """How many updates have been made. Rounds of a flush without any gradient do not count.
+
+        Updates that other ranks made while this rank had joined are counted when its next micro-batch begins.
+        """
+        return self._rounds if self.is_alone or self.is_current else 0
+
+    def rounds_of(self, generation: Tenure) -> int | None:
+        """Return how many updates were made in a generation of Horovod; None if this object belongs to another one."""
+        return self._rounds if self.is_alone or self._tenure.is_that_of(generation) else None
+
+    # --- Methods that flushes call, declared in `horovod_partial.runtime.appliers.Sharer`
+
+    @property
+    def family(self) -> _attach.Family | None:
+        updates = self._updates()
+        return None if updates is None or self.is_alone or not self.is_current else updates.family
+
+    @property
+    def replica(self) -> healing.Replica | None:
+        updates = self._updates()
+        return None if updates is None else updates.replica
+
+    @property
+    def is_applying(self) -> bool:
+        updates = self._updates()
+        return updates is not None and updates.is_applying
+
+    @property
+    def is_under_way(self) -> bool:
+        updates = self._updates()
+        return updates is not None and updates.is_under_way
+
+    def declare(self) -> None:
+        """Do nothing: before its first micro-batch begins, a rank has no part in the job."""
+
+    def apply_rounds(self) -> None:
+        updates = self._updates()
+        if updates is not None:
+            updates.apply_rounds()
 
     def leave(self) -> None:
-        """Same as `runtime.appliers.Sharer.leave`. Raises AssertionError if the micro-batch has gradients already."""
+        """Same as `runtime.appliers.Sharer.leave`. Raises AssertionError also while an update is being applied."""
         if self.is_under_way or self.is_applying:
             raise AssertionError(
                 "a flush, a join or the end came after loss.backward() but before optimizer.step() of this or another thread, or "
@@ -120,40 +208,13 @@ class MicroBatchSharer(ABC):
         if self.is_under_way:
             return
         family = self.family
-        if self._number is not None and family is not None:
+        if self.begun is not None and family is not None:
             family.return_micro_batch()
-        self._number = None
+        self.begun = None
 
-    @property
-    def rounds(self) -> int:
-        """How many updates have been made. Rounds of a flush without any gradient do not count.
-
-        Updates that other ranks made while this rank had joined are counted when its next micro-batch begins.
-        """
-        return self._updates if self._is_alone or self._tenure.is_current else 0
-
-    def rounds_of(self, generation: Tenure) -> int | None:
-        """Return how many updates were made in a generation of Horovod; None if this object belongs to a later one."""
-        return self._updates if self._is_alone or self._tenure.is_that_of(generation) else None
-
-
-@dataclass(eq=False)
-class Updater:
-    """Applies updates under `hvd.WorkSharing`, in eager code. `take` returns None for an update without gradients."""
-
-    take: Callable[[], list[Any] | None]
-    must_apply: Callable[[], bool]
-    variables: Sequence[Any]
-    apply: Callable[[list[Any]], None]
-
-    def train(self, must_apply: bool) -> None:
-        """Apply updates until there is none left, at the end of a step. `must_apply` says whether there is one now."""
-        while must_apply:
-            results = self.take()
-            if results is not None:
-                self.apply(results)
-            must_apply = self.must_apply()
-
-    def flush(self) -> None:
-        """Apply updates until there is none left. To be called between two steps."""
-        self.train(self.must_apply())
+    def come_back(self) -> None:
+        if self.family is None or SharedWork._active is None or SharedWork._active() is not self:
+            return
+        self._begins = self.begins_in_step
+        while self.must_apply():
+            self._apply_updates()

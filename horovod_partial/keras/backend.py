@@ -3,8 +3,8 @@
 All else in `horovod_partial.keras` is the same on every backend. Both modules have the same names:
 
 * `horovod`: Horovod's module for the framework. `runtime` and `operations`: those of our front end for it
-* `Variable`: the framework's class of variables. `native`: converts Keras's to it. `number_of`: numbers variables
-* `GradientExchange`: combines gradients over the ranks. `SharedGradients` and `Updater`: for work sharing
+* `Variable`: the framework's class of variables. `native`: converts Keras's to it
+* `framework`: for the exchange of gradients. `dense`, `SharedGradients` and `updater`: for work sharing
 * `uncompiled`: keeps `jit_compile=True` from compiling a function
 * `outside_graphs`: a context in which variables have values, even while a graph is made
 * `average_`, `signal`, `when_it_runs`: for averages of models

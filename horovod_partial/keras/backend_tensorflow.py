@@ -16,13 +16,12 @@ from horovod_partial.runtime import bucket_config
 from horovod_partial.tensorflow import operations
 from horovod_partial.tensorflow.elastic import TensorFlowKerasState as KerasState
 from horovod_partial.tensorflow.elastic import run
-from horovod_partial.tensorflow.gradients import GradientExchange
+from horovod_partial.tensorflow.gradients import dense, framework
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, native, refuse_xla, runtime
 from horovod_partial.tensorflow.variables import broadcast_variables, gather_bytes
-from horovod_partial.tensorflow.work_sharing import SharedGradients, Updater
+from horovod_partial.tensorflow.work_sharing import SharedGradients, updater
 
 Variable = tf.Variable  # the class of the framework's own variables, to which `native` converts Keras's variables
-number_of = GradientExchange.number_of
 outside_graphs = tf.init_scope
 
 _F = TypeVar("_F", bound=Callable[..., Any])

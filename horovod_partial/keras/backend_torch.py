@@ -1,4 +1,4 @@
-"""What the Keras front end needs of PyTorch. `backend_tensorflow` has the same names for TensorFlow."""
+"""The functions of PyTorch that the Keras front end uses. `backend_tensorflow` has them for TensorFlow."""
 
 # ruff: noqa: F401
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import horovod.torch as horovod
 import keras
@@ -14,25 +14,25 @@ import torch
 from horovod.common.process_sets import ProcessSet
 from horovod.torch.mpi_ops import Average, Sum
 
-from horovod_partial.exchange import elastic, gradients
+from horovod_partial.exchange import bucket_plan, elastic
+from horovod_partial.exchange.bucket_options import BucketOptions, positions_of
+from horovod_partial.exchange.gradients import Apply, Kind, Numbers, Planned, Wire, plan, step_name
 from horovod_partial.exchange.models import takes_late
 from horovod_partial.exchange.replicas import check_alike
 from horovod_partial.exchange.rounds import RoundInfo
-from horovod_partial.exchange.work_sharing import Updater
-from horovod_partial.policies import ModelPolicy, Policy, Quorum, SharedUpdates
+from horovod_partial.policies import ModelPolicy, Quorum
 from horovod_partial.torch import model_operations, operations
-from horovod_partial.torch.buckets import GradientBucket, kind
+from horovod_partial.torch.buckets import GradientBucket, GradientFamily, kind
 from horovod_partial.torch.elastic import run
-from horovod_partial.torch.family import GradientFamily
 from horovod_partial.torch.full_optimizer import widening
+from horovod_partial.torch.micro_batch_bucket import MicroBatchBucket
 from horovod_partial.torch.model_buckets import ModelBucket
 from horovod_partial.torch.model_operations import signal
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.replicas import gather_bytes
-from horovod_partial.torch.work_sharing import MicroBatchBucket
 
 Variable = torch.Tensor  # the class of the framework's own variables, to which `native` converts Keras's variables
-_numbers = gradients.Numbers(runtime)
+_numbers = Numbers(runtime)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -59,86 +59,118 @@ def native(variable: Any) -> Any:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-def number_of(variable: Any, process_set: ProcessSet) -> int:
-    """Return the number of a variable in a process set, the same on every rank."""
-    return _numbers.of(native(variable), process_set)
+def dense(gradient: torch.Tensor | None, variable: Any, *, sparse_as_dense: bool) -> torch.Tensor:
+    """Return the gradient of a variable as a dense tensor; None counts as zeros. Sparse ones need `sparse_as_dense`."""
+    if gradient is None:
+        return torch.zeros_like(native(variable))
+    if not gradient.is_sparse:
+        return gradient.detach()
+    if not sparse_as_dense:
+        raise ValueError("Keras cannot apply sparse gradients on PyTorch; pass sparse_as_dense=True")
+    return gradient.detach().to_dense()
 
 
-class _Step(NamedTuple):
-    """The buckets that the gradients of a step travel in, and the variables that the gradients belong to."""
-
-    family: GradientFamily
-    parameters: list[torch.nn.Parameter]  # PyTorch's parameters, in the order of the gradients
-    variables: list[Any]  # variables of Keras, in the order of the gradients
-
-    def results(self) -> list[torch.Tensor]:
-        """Return the gradients that lie in the buckets, in the order in which the step gave them."""
-        views = {parameter: view for bucket in self.family.buckets for parameter, view in bucket.views.items()}
-        return [views[parameter] for parameter in self.parameters]
+def _kind_of(variable: Any) -> Kind:
+    parameter = native(variable)
+    return Kind(parameter.dtype, parameter.nbytes, parameter.device)
 
 
-class _StepApplier(gradients.StepApplier):
-    def __init__(self, exchange: gradients.GradientExchange, step: _Step, apply: gradients.Apply) -> None:
-        super().__init__(exchange, step.family, step.variables, apply)
-        self._step = step
-
-    def apply_arrived(self, arrived: _Step) -> None:
-        self.apply_rounds()
-
-    def apply_rounds(self) -> None:
-        while count := self._step.family.take_into_buckets():
-            self._apply(self._step.results(), self._variables, runtime.steps_of(self._family, count))
-
-
-class GradientExchange(gradients.GradientExchange):
-    """Combines the gradients of a step over the ranks, for Keras on PyTorch, after backward has made all of them.
+class _Buckets:
+    """The buckets of the gradients of one set of variables: `horovod_partial.exchange.gradients.Buckets` in PyTorch.
 
     The rank arrives at each bucket as soon as it is packed, then waits for the rounds of all buckets. The results are
     views of the buckets, and are valid until the next step. The gradients of the caller are not changed.
     """
 
+    def __init__(
+        self,
+        planned: Sequence[Planned],
+        variables: list[Any],
+        options: BucketOptions,
+        apply: Apply | None,
+        kind_of_bucket: type[GradientBucket] = GradientBucket,
+    ) -> None:
+        self.parameters = [native(variable) for variable in variables]
+        buckets = [
+            kind_of_bucket(
+                name, [self.parameters[i] for i in positions], options.compression, members, unscaled=options.unscaled
+            )
+            for name, positions, members, _ in planned
+        ]
+        self.family = GradientFamily(options, buckets)
+        self._variables = variables
+        self._apply = apply
+
+    def arrive(self, wires: Sequence[Wire]) -> None:
+        by_parameter = {parameter: wire.tensor for parameter, wire in zip(self.parameters, wires, strict=True)}
+        try:
+            for bucket in self.family.buckets:
+                for parameter in bucket.parameters:
+                    bucket.put(parameter, by_parameter[parameter])
+                self.family.arrive(bucket)
+            self.family.wait()
+        except BaseException:
+            self.family.abandon()
+            raise
+
+    def results(self) -> list[torch.Tensor]:
+        """Return the gradients in the buckets, in the order of the step's variables."""
+        views = {parameter: view for bucket in self.family.buckets for parameter, view in bucket.views.items()}
+        return [views[parameter] for parameter in self.parameters]
+
+    def take_first(self, arrived: None, apply: Apply) -> None:
+        if count := self.family.take_into_buckets():
+            apply(self.results(), self._variables, runtime.steps_of(self.family, count))
+
+    def take_all(self, arrived: None) -> None:
+        assert self._apply is not None
+        while count := self.family.take_into_buckets():
+            self._apply(self.results(), self._variables, runtime.steps_of(self.family, count))
+
+
+class _Torch:
+    """Implements `horovod_partial.exchange.gradients.Framework`, for gradients that backward has made already."""
+
     average, total, runtime = Average, Sum, runtime
-    number_of = staticmethod(number_of)
-    __call__ = uncompiled(gradients.GradientExchange.__call__)
-    apply_combined = uncompiled(gradients.GradientExchange.apply_combined)
+    buckets = _Buckets
 
-    def __init__(self, name: str, sync: Policy | SharedUpdates, arguments: dict[str, Any], **options: Any) -> None:
-        super().__init__(name, sync, arguments, **options)
-        self._steps: dict[
-            str, _Step
-        ] = {}  # the buckets for each set of trained variables, by the prefix of the buckets' names
+    def number_of(self, variable: Any, process_set: ProcessSet) -> int:
+        return _numbers.of(native(variable), process_set)
 
-    @staticmethod
-    def _divided(gradient: Any, divisor: int) -> Any:
+    def divided(self, gradient: Any, divisor: int) -> Any:
         return gradient / divisor
 
-    def _dense(self, gradient: torch.Tensor) -> torch.Tensor:
-        if not gradient.is_sparse:
-            return gradient.detach()
-        if not self._arguments["sparse_as_dense"]:
-            raise ValueError("Keras cannot apply sparse gradients on PyTorch; pass sparse_as_dense=True")
-        return gradient.detach().to_dense()
+    def wire(self, gradient: Any, variable: Any, options: BucketOptions) -> Wire:
+        return Wire(dense(gradient, variable, sparse_as_dense=options.sparse_as_dense), _kind_of(variable))
 
-    def _reduce_fully(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        predivide = self._arguments["gradient_predivide_factor"]
+    def reduce_fully(
+        self, name: str, gradients: list[Any], variables: list[Any], arguments: dict[str, Any], *, is_optimizer: bool
+    ) -> list[Any]:
+        predivide, process_set = arguments["gradient_predivide_factor"], arguments["process_set"]
         options = {
-            "op": self._arguments["op"],
+            "op": arguments["op"],
             "prescale_factor": 1.0 / predivide,
             "postscale_factor": predivide,
-            "process_set": self.process_set,
+            "process_set": process_set,
         }
-        compression: Any = widening(self._arguments["compression"])
-        wires, contexts = zip(*(compression.compress(self._dense(gradient)) for gradient in gradients), strict=True)
+        compression: Any = widening(arguments["compression"])
+        tensors = [
+            dense(*pair, sparse_as_dense=arguments["sparse_as_dense"])
+            for pair in zip(gradients, variables, strict=True)
+        ]
+        wires, contexts = zip(*map(compression.compress, tensors), strict=True)
         handles = []
-        # With `bucket_bytes=0` each gradient travels alone, unless it is in a group that the user has asked for.
-        planned = self._plan(variables, list(map(kind, wires)), [1] * len(wires), bucket_bytes=0)
+        number = partial(self.number_of, process_set=process_set)
+        groups = positions_of(arguments["groups"], list(map(number, variables)), number)
+        # With buckets of 0 bytes each gradient travels alone, unless it is in a group that the user has asked for.
+        planned = bucket_plan.plan(list(map(kind, wires)), [1] * len(wires), groups, 0)
         for members in planned:
-            name = f"{self.name}.{self._number(variables[members[0]])}"
-            tensors = [wires[i].contiguous() for i in members]
-            if len(members) == 1:
-                handles.append(horovod.allreduce_async(tensors[0], name=name, **options))
+            operation = f"{name}.{number(variables[members[0]])}"
+            sent = [wires[i].contiguous() for i in members]
+            if len(sent) == 1:
+                handles.append(horovod.allreduce_async(sent[0], name=operation, **options))
             else:
-                handles.append(horovod.grouped_allreduce_async(tensors, name=name, **options))
+                handles.append(horovod.grouped_allreduce_async(sent, name=operation, **options))
         results: list[Any] = [None] * len(wires)
         for members, handle in zip(planned, handles, strict=True):
             reduced = horovod.synchronize(handle)
@@ -146,107 +178,77 @@ class GradientExchange(gradients.GradientExchange):
                 results[i] = compression.decompress(result, contexts[i])
         return results
 
-    def _reduce_partially(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        _, step = self._arrive(gradients, variables)
-        step.family.take_results()
-        return step.results()
 
-    def _arrive(self, gradients: list[Any], variables: list[Any]) -> tuple[str, _Step]:
-        dense = [self._dense(gradient) for gradient in gradients]
-        name = self._step_name(variables, [native(variable).dtype for variable in variables])
-        step = self._step_of(name, variables)
-        by_parameter = dict(zip(step.parameters, dense, strict=True))
-        try:
-            for bucket in step.family.buckets:
-                for parameter in bucket.parameters:
-                    bucket.put(parameter, by_parameter[parameter])
-                step.family.arrive(bucket)
-            step.family.wait()
-        except BaseException:
-            step.family.abandon()
-            raise
-        return name, step
-
-    def _step_of(self, name: str, variables: list[Any], kind_of_bucket: type[GradientBucket] = GradientBucket) -> _Step:
-        if name not in self._steps:
-            parameters = [native(variable) for variable in variables]
-            sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
-            buckets = [
-                kind_of_bucket(
-                    f"{name}.{index}",
-                    [parameters[i] for i in planned],
-                    self._arguments["compression"],
-                    self._members([variables[i] for i in planned]),
-                    unscaled=self.unscaled,
-                )
-                for index, planned in enumerate(self._plan(variables, list(map(kind, parameters)), sizes))
-            ]
-            options = self._options | {"sync": self._sync, "op": self._arguments["op"]}
-            family = GradientFamily(self.process_set, buckets, options)
-            self._own(family.names)
-            self._steps[name] = _Step(family, parameters, variables)
-        return self._steps[name]
-
-    def _applier_of(self, arrived: _Step, variables: list[Any], apply: gradients.Apply) -> gradients.StepApplier:
-        return _StepApplier(self, arrived, apply)
-
-    def _apply_first(self, arrived: _Step, apply: Callable[[list[Any], Any], None]) -> None:
-        count = arrived.family.take_into_buckets()
-        if count:
-            apply(arrived.results(), count)
-
-    def _bucket_names(self) -> Iterable[str]:
-        return [name for step in self._steps.values() for name in step.family.names]
+framework = _Torch()
 
 
-class SharedGradients(GradientExchange):
-    """The sum of the gradients of the micro-batches that this rank makes under `hvd.WorkSharing`."""
+class SharedGradients:
+    """The sum of the gradients of the micro-batches that this rank makes under `hvd.WorkSharing`.
 
-    def prepare(self, variables: list[Any]) -> None:
-        """Make the buckets for the gradients of `variables`."""
-        name = self._step_name(variables, [native(variable).dtype for variable in variables])
-        self._step = self._step_of(name, variables, MicroBatchBucket)
-        self.family = self._step.family
-        self._sums: list[Any] = self.family.buckets  # the family's buckets. Each is a MicroBatchBucket
+    `name` is the prefix of the buckets' names. The gradients are those of `variables`.
+    """
 
-    def _policy_of(self, bucket: GradientBucket) -> dict[str, Any]:
-        assert isinstance(self._sync, SharedUpdates)
-        return {"sync": SharedUpdates(self._sync.passes, grants=bucket is self._sums[0])}
+    def __init__(self, name: str, options: BucketOptions, variables: list[Any]) -> None:
+        kinds = [_kind_of(variable) for variable in variables]
+        planned = plan(framework, step_name(framework, name, options, variables, kinds), options, variables, kinds)
+        self.options = options
+        self._buckets = _Buckets(planned, variables, options, None, MicroBatchBucket)
+        self.family = self._buckets.family
+        self._sums: list[Any] = self.family.buckets  # each is a MicroBatchBucket
+        self._sums[0].grants = True
 
     def declare(self) -> None:
         """Declare the buckets. The first bucket also keeps account of the micro-batches that were granted."""
-        self.family.declare(self._policy_of)
-
-    def dense(self, gradients: Sequence[Any]) -> list[torch.Tensor]:
-        """Return the gradients as dense tensors; None counts as zeros."""
-        pairs = zip(gradients, self._step.parameters, strict=True)
-        return [torch.zeros_like(each) if gradient is None else self._dense(gradient) for gradient, each in pairs]
+        self.family.declare()
 
     def add(self, gradients: Sequence[torch.Tensor], *, arrives: bool) -> None:
         """Add the gradients of a micro-batch. If `arrives`, arrive with the sums at all buckets.
 
         The bucket that keeps account of grants comes last, because the arrival there says that the micro-batch is done.
         """
-        by_parameter = dict(zip(self._step.parameters, gradients, strict=True))
+        by_parameter = dict(zip(self._buckets.parameters, gradients, strict=True))
         for bucket in reversed(self._sums):
             for parameter in bucket.parameters:
                 bucket.add(parameter, by_parameter[parameter], 1.0)
             if arrives:
-                self.family.arrive(bucket, **self._policy_of(bucket))
+                self.family.arrive(bucket)
             else:
                 bucket.made += 1
             bucket.reset()
 
     def take(self) -> bool:
-        """Take the oldest update that this rank has not taken. Returns False if the update has no gradient."""
+        """Take the oldest untaken update that has a gradient. Returns False if there is none."""
         return self.family.take_into_buckets() > 0
 
     def results(self, *, alone: bool) -> list[torch.Tensor]:
-        """Return the gradients of the update that `take` took, valid until `add`. `alone`: no other ranks exist."""
+        """Return the gradients of the taken update, valid until `add`. `alone` says that there are no other ranks."""
         for bucket in self._sums:
             bucket.begin_update()
-        factor = self._options["prescale_factor"] * self._options["postscale_factor"] if alone else 1.0
-        return [result * factor if factor != 1.0 else result for result in self._step.results()]
+        factor = self.options.factor if alone else 1.0
+        return [result * factor if factor != 1.0 else result for result in self._buckets.results()]
+
+
+def updater(
+    take: Callable[[], list[Any] | None],
+    must_apply: Callable[[], bool],
+    apply: Callable[[list[Any]], None],
+    variables: Sequence[Any],
+) -> tuple[Callable[[bool], None], Callable[[], None]]:
+    """Return functions that apply updates of `variables` until there is none left.
+
+    The first function is for the end of a step. Its argument says whether there is an update now. After each update
+    `must_apply` says whether there is another. The second function is for flushes. `take` returns the gradients of an
+    update; None if the update has no gradient.
+    """
+
+    def train(begins: bool) -> None:
+        while begins:
+            results = take()
+            if results is not None:
+                apply(results)
+            begins = must_apply()
+
+    return train, lambda: train(must_apply())
 
 
 def average_(
@@ -259,8 +261,8 @@ def average_(
 ) -> RoundInfo:
     """Average floating-point variables of Keras over ranks, in place, in the bucket `name`.
 
-    `steps` are the steps, or the iteration, that decide the weight of this rank's model. If this rank was late, and the
-    policy's results are not for late ranks (`takes_late`), the variables stay unchanged.
+    `steps` is the number of steps, or the iteration: it decides the weight of this rank's model. If this rank was late,
+    and late ranks do not take averages under this policy (`takes_late`), the variables stay unchanged.
     """
     bucket = ModelBucket([native(variable) for variable in variables])
     bucket.pack()

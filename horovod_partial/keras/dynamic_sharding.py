@@ -133,7 +133,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
             self._plan = self._planned()
             self._first = state.begin_epoch(self._optimizer, self._plan.updates)
         if state.sharing is not None:
-            state.sharing.begin_before(state.end)
+            state.sharing.work.begin_before(state.end)
 
     def on_epoch_end(self) -> None:
         """End the epoch if all its updates have been applied. Keras calls this; so does a loop over this object."""
@@ -155,7 +155,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
                 rounds = self._rounds
                 if rounds >= state.end:
                     return
-                number = None if sharing is None else sharing.begun
+                number = None if sharing is None else sharing.work.begun
                 if number is None and (sharing is None or sharing.is_new):
                     # A new optimizer's first step begins the first micro-batch of this rank's share. Load its samples.
                     number = plan.own[0]
@@ -171,7 +171,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         finally:
             # Only the newest loop over the data lets other ranks compute the micro-batch that this rank has begun.
             if state.sharing is not None and self._loop is loop:
-                state.sharing.give_back()
+                state.sharing.work.give_back()
 
     def _load(self, indices: list[int]) -> Any:
         if self._items is not None:

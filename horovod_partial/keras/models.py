@@ -48,7 +48,7 @@ class ModelExchange(models.ModelExchange):
         """
         if not self.is_needed:
             return
-        trained = [backend.number_of(variable, self.process_set) for variable in variables]
+        trained = [backend.framework.number_of(variable, self.process_set) for variable in variables]
         if self._trained not in (None, trained):
             raise ValueError(
                 f"an optimizer under {self.policy!r} trains other variables than in its first step, as where layers are frozen or "
@@ -68,6 +68,11 @@ class ModelExchange(models.ModelExchange):
     def flush_optimizer(self, optimizer: Any) -> None:
         """Average over all ranks what the policy averages, so that all models become equal. Every rank must call this."""
         self.flush(self._averaged(optimizer, optimizer._trainable_variables))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there are no other ranks to average with."""
+        return not self.is_needed
 
     def _signal(self) -> None:
         backend.signal(self.signal_name, self.process_set)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -20,7 +20,8 @@ from horovod_partial.exchange.arguments import (
     warn_of_policy,
     with_num_groups,
 )
-from horovod_partial.exchange.gradients import Apply, GradientExchange
+from horovod_partial.exchange.bucket_options import BucketOptions
+from horovod_partial.exchange.gradients import GradientExchange, options_of
 from horovod_partial.exchange.names import InstanceNames
 from horovod_partial.exchange.wrapping import subclass
 from horovod_partial.keras.backend import backend
@@ -29,6 +30,7 @@ from horovod_partial.keras.replica import arrays_of, replica_of
 from horovod_partial.keras.steps import Rates, follow_steps, inner
 from horovod_partial.keras.work_sharing import WorkSharingExchange, weakly
 from horovod_partial.policies import Full, LateGradients, ModelPolicy, Policy, SharedUpdates, WorkSharing
+from horovod_partial.runtime import bucket_config, healing
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.settings import settings
 
@@ -45,7 +47,7 @@ class _Methods:
     _horovod: _State
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
-        """Call the user's optimizer's `apply`. Combine gradients over the ranks before it, or average models after it."""
+        """Combine gradients over the ranks and apply them, or apply this rank's gradients and then average models."""
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
         if len(grads) == 0 or len(grads) != len(variables):
             return self._base.apply(self, grads, trainable_variables)  # Keras itself handles wrong or empty arguments
@@ -55,7 +57,7 @@ class _Methods:
             self.built = True
         known = {id(backend.native(variable)) for variable in self._trainable_variables}  # type: ignore[attr-defined]
         unknown = [variable for variable in variables if id(backend.native(variable)) not in known]
-        if unknown:  # raise the error before this rank sends a gradient, so that no other rank waits for more of them
+        if unknown:  # raise before this rank sends any gradient: other ranks would wait for the rest
             raise ValueError(
                 f"{getattr(unknown[0], 'path', unknown[0].name)} was not trained when the optimizer was built, so it has no "
                 "state there: call optimizer.flush() on every rank, then wrap a new optimizer, and compile the model with it"
@@ -99,7 +101,7 @@ class _Methods:
     def register_local_var(self, var: Any) -> None:
         """Keep a variable's gradient on this rank, same as in Horovod's PartialDistributedOptimizer."""
         require(isinstance(backend.native(var), backend.Variable), "var", "a variable", var)
-        self._horovod.register_local(var)
+        self._horovod.local.append(var)
 
     @property
     def all_variables(self) -> list[Any]:
@@ -116,8 +118,8 @@ class _Methods:
 
         Only for eager code.
 
-        Under `hvd.Full()`, and on a single rank, this is the number of steps. With a policy of models it is the number
-        of averages.
+        Under `hvd.Full()`, and on a single rank, this is the number of steps. With a policy of models and several ranks
+        it is the number of averages. Under `hvd.WorkSharing()` it is always the number of updates.
         """
         return self._horovod.rounds(self)
 
@@ -172,7 +174,7 @@ class _Progress:
             return int(keras.ops.convert_to_numpy(self._iterations))
 
     def follows(self, variables: Sequence[Any]) -> bool:
-        """Note the trained variables. Returns False if an earlier optimizer trained one, and was not flushed since."""
+        """Note the variables to train. Returns False if another optimizer trained some, and was not flushed since."""
         before = [getattr(variable, "_horovod_progress", self) for variable in variables]
         for variable in variables:
             variable._horovod_progress = self
@@ -183,28 +185,39 @@ class _State:
     """What a wrapped optimizer needs besides the user's optimizer: its exchange, its policy and its progress."""
 
     def __init__(
-        self, name: str, policy: Policy, arguments: dict[str, Any], passes: int, averages: bool, rates: Rates | None
+        self,
+        name: str,
+        policy: Policy,
+        arguments: dict[str, Any],
+        options: BucketOptions | None,
+        passes: int,
+        averages: bool,
     ) -> None:
         self.process_set: ProcessSet = arguments["process_set"]
         self.passes = passes  # under `WorkSharing`: the number of micro-batches per rank in an update
         self.end = math.inf  # under `WorkSharing`: no micro-batch begins after this many updates
         self._epochs = Tenure(backend.runtime)  # the generation of Horovod in which `end`, a count of updates, was set
-        self.rates = rates  # sets the learning rate of each round; None without replay and without `WorkSharing`
+        # Sets the learning rate of each round; None without replay and without `WorkSharing`.
+        self.rates = Rates() if isinstance(policy, LateGradients | WorkSharing) else None
         self._name = name
         self._policy = policy
         self._arguments = arguments
+        self._options = options  # how gradients travel in buckets; None if they do not
+        self.unscaled = options is not None and options.unscaled  # whether gradients travel without the loss scale
         self.averages = averages  # whether gradients of a step's backward passes are averaged; if not, they are summed
-        self._local: list[Any] = []
+        self.local: list[Any] = []  # the variables whose gradients are not combined over the ranks
         self._made: GradientExchange | ModelExchange | WorkSharingExchange | None = None
         self._tenure = Tenure(backend.runtime)  # the generation of Horovod in which the exchange was made
+        self._owner: _attach.Owner | None = None  # when it is gone, the buckets of gradients end
+        self._introduction: healing.Introduction | None = None  # compares the variables of all ranks at the start
         self._progress: _Progress | None = None  # counts of steps, now and at the last flush; None before first use
         self._has_warned = False
-        # Whether a warning that the ranks began with different models may come. A graph calls Python only if it is True.
+        # True while the models at the start are compared, to warn if they differ. If False, graphs do not call Python.
         self._may_tell = keras.Variable(False, dtype="bool", trainable=False)
 
     @property
     def _has_rounds(self) -> bool:
-        return not isinstance(self._policy, Full) and backend.runtime.size_of(self._arguments["process_set"]) > 1
+        return not isinstance(self._policy, Full) and backend.runtime.size_of(self.process_set) > 1
 
     def _progress_of(self, optimizer: Any) -> _Progress:
         if self._progress is None:
@@ -212,83 +225,94 @@ class _State:
             self._progress = _Progress(inner(optimizer)._iterations)
         return self._progress
 
-    def register_local(self, variable: Any) -> None:
-        self._local.append(variable)
-        if isinstance(self._made, GradientExchange):
-            self._made.register_local(variable)
-
     def _current(self) -> GradientExchange | ModelExchange | WorkSharingExchange | None:
         """Return the object that exchanges gradients or models; None before the first step of this generation."""
         return self._made if self._tenure.is_current else None
 
-    def _in_use(self, optimizer: Any) -> GradientExchange | ModelExchange | WorkSharingExchange | None:
-        """Return `_current()`. If a graph of an earlier generation still runs, its exchange belongs to this one from now on."""
+    def _in_use(self) -> GradientExchange | ModelExchange | WorkSharingExchange | None:
+        """Return `_current()`. First let the exchange of a graph that is older than this generation belong to it."""
         made = None if self._tenure.is_current else self._made
         if isinstance(made, GradientExchange) and made.is_in_use and _names.take(made.name):
             self._tenure.enter()
-            made.enter_generation(self._local)
-            self._introduce(made, ())  # this rank has taken steps since the restart, so its variables are other ones
+            made.enter_generation()
+            self._introduce(made.name, ())  # compares no variables: this rank's have changed in steps since the restart
         return self._current()
 
     @backend.uncompiled  # type: ignore[untyped-decorator]
-    def _exchange(self, optimizer: Any) -> GradientExchange | ModelExchange:
-        """Return the object that exchanges gradients or models.
+    def _exchange(self, optimizer: Any, variables: Sequence[Any]) -> Any:
+        """Return the object that exchanges gradients or models. `variables` are those that the step trains.
 
         It is made in the first step of a generation, because its name depends on the variables.
         """
-        made = self._current()
-        assert not isinstance(made, WorkSharingExchange)
-        if made is None:
-            follow_steps(optimizer)  # called again: a MultiOptimizer makes some of its optimizers only when it is built
-            process_set = self._arguments["process_set"]
-            trained = [backend.number_of(variable, process_set) for variable in optimizer._trainable_variables]
-            name = _names.new(self._name, f"{process_set.ranks} {type(optimizer).__name__} {trained}")
-            if isinstance(self._policy, ModelPolicy):
-                local = {backend.number_of(variable, process_set) for variable in self._local}
-                made = ModelExchange(
-                    self._policy, self._arguments, lambda variable: backend.number_of(variable, process_set) in local
-                )
-                made.use_name(name)
-            else:
-                exchange: GradientExchange = backend.GradientExchange(
-                    name,
-                    self._policy,
-                    self._arguments,
-                    replays=True,
-                    skips_nonfinite=_scales_loss(optimizer),
-                    owner=_attach.Owner(),
-                    replica_of=replica_of(optimizer),
-                )
-                for variable in self._local:
-                    exchange.register_local(variable)
-                if self._has_rounds:
-                    self._introduce(exchange, optimizer._trainable_variables)
-                    self._follow(optimizer)
-                made = exchange
-            self._made = made
+        if not self._tenure.is_current:
+            self._made = self._new_exchange(optimizer, variables)
             self._tenure.enter()
-        return made
+        return self._made
 
-    def _introduce(self, exchange: GradientExchange, variables: Sequence[Any]) -> None:
-        trained = [variable for variable in variables if not exchange.is_local(variable)]
+    def _new_exchange(
+        self, optimizer: Any, variables: Sequence[Any]
+    ) -> GradientExchange | ModelExchange | WorkSharingExchange:
+        if self.shares_work and self.local:
+            raise ValueError(
+                f"local variables cannot be used with {self._policy!r}: each rank would train its own part"
+            )
+        follow_steps(optimizer)  # called again: a MultiOptimizer makes some of its optimizers only when it is built
+        trained = variables if self.shares_work else optimizer._trainable_variables
+        numbers = [backend.framework.number_of(variable, self.process_set) for variable in trained]
+        name = _names.new(self._name, f"{self.process_set.ranks} {type(optimizer).__name__} {numbers}")
+        local = {id(backend.native(variable)) for variable in self.local}
+        if isinstance(self._policy, ModelPolicy):
+            exchange = ModelExchange(self._policy, self._arguments, lambda one: id(backend.native(one)) in local)
+            exchange.use_name(name)
+            return exchange
+        self._owner, self._introduction = _attach.Owner(), None
+        if self.shares_work or self._has_rounds:
+            self._follow(optimizer)
+        if self._has_rounds and (self.process_set.included() or not self.shares_work):
+            self._introduce(name, [variable for variable in trained if id(backend.native(variable)) not in local])
+        replica = replica_of(optimizer)
+        if self.shares_work:
+            shared = backend.SharedGradients(name, self._options, trained)
+            shared.family.own(self._owner)
+            return WorkSharingExchange(shared, trained, self.passes, self.end, replica)
+        return GradientExchange(
+            backend.framework, name, self._arguments, self._options, self.local, owner=self._owner, replica_of=replica
+        )
+
+    def _introduce(self, name: str, variables: Sequence[Any]) -> None:
+        """Start a comparison of `variables` over the ranks. From now on flushes compare replicas, too."""
+        meeting = backend.runtime.meet(self.process_set)
+        start = f"{bucket_config.INTERNAL}start.{name}"
         with backend.outside_graphs():
-            exchange.introduce(arrays_of(trained))
+            if meeting is not None:
+                backend.runtime.family(self.process_set, [start]).own(self._owner)
+                self._introduction = healing.Introduction(meeting, start, arrays_of(variables))
             self._may_tell.assign(True)
 
     @backend.uncompiled  # type: ignore[untyped-decorator]
-    def _tell(self) -> None:
-        """Warn in one of the first steps, in eager code or in a graph, if the ranks began with different models."""
+    def _combine(
+        self, optimizer: Any, gradients: list[Any], variables: list[Any], apply_round: Callable[..., None]
+    ) -> None:
+        """Combine gradients over the ranks. `apply_round` applies a round to the optimizer, its first argument."""
+        reference = weakref.ref(optimizer)
         has_told = weakly(self._has_told)  # refers weakly: a graph keeps this function, but must not keep the exchange
+
+        def apply(*arguments: Any) -> None:
+            own = reference()
+            if own is not None:
+                apply_round(own, *arguments)
 
         def ask() -> None:
             backend.when_it_runs(has_told, dtype="bool")
 
+        self._exchange(optimizer, variables).apply_combined(gradients, variables, apply)
+        # Warn in one of the first steps, in eager code or in a graph, if the ranks began with different models.
         if self._has_rounds:
             keras.ops.cond(self._may_tell.value, ask, lambda: None)
 
     def _has_told(self) -> bool:
-        made = self._current()
-        is_over = not isinstance(made, GradientExchange) or made.tell()
+        introduction = None if self._current() is None else self._introduction
+        is_over = introduction is None or introduction.tell(claims=False)
         self._may_tell.assign(not is_over)
         return is_over
 
@@ -325,47 +349,11 @@ class _State:
         first = self.rounds(optimizer) if is_first else int(self.end)
         self.end = first + updates
         if self.sharing is not None:
-            self.sharing.end = self.end
+            self.sharing.work.end = self.end
         return first
 
-    @backend.uncompiled  # type: ignore[untyped-decorator]
-    def _share(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
-        exchange = self.sharing
-        scales = _scales_loss(optimizer)
-        if exchange is None:
-            if self._local:
-                raise ValueError(
-                    f"local variables cannot be used with {self._policy!r}: each rank would train its own part"
-                )
-            trained = [backend.number_of(variable, self.process_set) for variable in variables]
-            shared = backend.SharedGradients(
-                _names.new(self._name, f"{self.process_set.ranks} {type(optimizer).__name__} {trained}"),
-                SharedUpdates(self.passes, grants=False),
-                self._arguments,
-                replays=True,
-                skips_nonfinite=scales,
-                owner=_attach.Owner(),
-                factor=1.0 / self.passes if self.averages else 1.0,
-            )
-            follow_steps(optimizer)  # called again: a MultiOptimizer makes some of its optimizers only when it is built
-            self._follow(optimizer)
-            if self._has_rounds and self.process_set.included():
-                self._introduce(shared, variables)
-            self._made = exchange = WorkSharingExchange(
-                shared, variables, self.passes, _applying(optimizer, scales), replica_of(optimizer)
-            )
-            exchange.end = self.end
-            self._tenure.enter()
-        if scales:
-            scale = optimizer.dynamic_scale
-            gradients = [None if gradient is None else gradient / scale for gradient in gradients]
-        exchange.share(gradients, variables)
-
     def apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> Any:
-        if self.shares_work:
-            self._share(optimizer, gradients, variables)
-            return None
-        exchange = self._exchange(optimizer)
+        exchange = self._exchange(optimizer, variables)
         if isinstance(exchange, ModelExchange):
             passes = inner(optimizer).gradient_accumulation_steps
             if passes and not self.averages:  # Keras averages over backward passes: multiply averages, to get sums
@@ -374,18 +362,15 @@ class _State:
             if not passes:
                 exchange.average(optimizer, variables)
                 return result
-            stepped = optimizer.inner_optimizer._iterations if _scales_loss(optimizer) else optimizer._iterations
-            keras.ops.cond(
-                keras.ops.equal(stepped % passes, 0), lambda: exchange.average(optimizer, variables), lambda: None
-            )
+            is_last = keras.ops.equal(inner(optimizer)._iterations % passes, 0)
+            keras.ops.cond(is_last, lambda: exchange.average(optimizer, variables), lambda: None)
             return result
-        if optimizer.gradient_accumulation_steps:
+        if self.accumulates(optimizer):
             return optimizer._base.apply(optimizer, gradients, variables)
-        if exchange.unscaled:  # remove the loss scale, because it may change before a late gradient is applied
+        if self.unscaled:  # remove the loss scale, because it may change before a late gradient is applied
             scale = optimizer.dynamic_scale
             gradients = [None if gradient is None else gradient / scale for gradient in gradients]
-        exchange.apply_combined(gradients, variables, _applying(optimizer, exchange.unscaled))
-        self._tell()
+        self._combine(optimizer, gradients, variables, _apply_round)
         return None
 
     def accumulates(self, optimizer: Any) -> bool:
@@ -394,14 +379,12 @@ class _State:
 
     def update(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
         """Combine over the ranks the gradients that Keras has accumulated, and apply each round that has ended."""
-        exchange = self._exchange(optimizer)
-        assert isinstance(exchange, GradientExchange)
         passes = optimizer.gradient_accumulation_steps
         if not self.averages:
             gradients = [None if gradient is None else gradient * passes for gradient in gradients]
-        exchange.apply_combined(gradients, variables, _updating(optimizer))
-        self._tell()
-        # In each round `apply_combined` adds a step's backward passes to `_iterations`. Subtract those that Keras adds.
+        self._combine(optimizer, gradients, variables, _update_round)
+        # `_update_round` has added the backward passes of each round to `_iterations`. Keras also adds 1 in each of its
+        # passes: subtract these.
         optimizer._iterations.assign_sub(passes)
 
     def end_epoch(self, optimizer: Any) -> None:
@@ -411,7 +394,7 @@ class _State:
     def leave(self) -> None:
         """At the end of `fit`, let other ranks make the micro-batch that this rank has begun."""
         if self.sharing is not None:
-            self.sharing.give_back()
+            self.sharing.work.give_back()
 
     def before_round(self, optimizer: Any) -> None:
         if self.rates is not None:
@@ -422,20 +405,14 @@ class _State:
             optimizer._horovod_steps.update_state(iterations, steps)
 
     def rounds(self, optimizer: Any) -> int:
-        if self.shares_work:
-            return 0 if self.sharing is None else self.sharing.rounds
-        if not self._has_rounds:
+        if not (self.shares_work or self._has_rounds):
             return int(optimizer.iterations)
-        made = self._in_use(optimizer)
-        return made.rounds if made is not None else 0
+        made = self._in_use()
+        return 0 if made is None else made.rounds
 
     def is_flushed(self, optimizer: Any) -> bool:
-        made = self._in_use(optimizer)
-        if made is None or self._progress_of(optimizer).is_flushed():
-            return True
-        if isinstance(made, WorkSharingExchange):
-            return True  # under `WorkSharing` a rank's model between two steps is always that of its newest update
-        return made.is_settled if isinstance(made, GradientExchange) else not made.is_needed
+        made = self._in_use()
+        return made is None or self._progress_of(optimizer).is_flushed() or made.is_settled
 
     def before_saving(self, optimizer: Any) -> None:
         if self._has_warned or isinstance(self._policy, ModelPolicy) or self.is_flushed(optimizer):
@@ -449,68 +426,47 @@ class _State:
         )
 
     def flush(self, optimizer: Any) -> None:
-        self._flush(optimizer)
-        self._progress_of(optimizer).flushed()
-
-    def _flush(self, optimizer: Any) -> None:
-        made = self._in_use(optimizer)
-        if made is None:
-            return
+        made = self._in_use()
         if isinstance(made, ModelExchange):
             made.flush_optimizer(optimizer)
-            return
-        made.flush()
+        elif made is not None:
+            made.flush()
+        self._progress_of(optimizer).flushed()
 
 
-def _applying(optimizer: Any, unscaled: bool) -> Apply:
-    """Return the function that applies a round's combined gradients, for an optimizer that does not accumulate gradients.
+def _apply_round(optimizer: Any, gradients: list[Any], variables: list[Any], steps: Any) -> None:
+    """Apply a round's combined gradients, for an optimizer that does not accumulate gradients.
 
-    `unscaled` says that the gradients have been divided by the loss scale.
+    `steps`: how many steps per rank, on average, the gradients stand for.
     """
-    reference = weakref.ref(optimizer)
-
-    def apply(gradients: list[Any], variables: list[Any], steps: Any) -> None:
-        own: Any = reference()
-        if own is None:
-            return
-        if unscaled:
-            scale = own.dynamic_scale
-            gradients = [None if gradient is None else gradient * scale for gradient in gradients]
-        own._horovod.before_round(own)
-        before = inner(own)._iterations + 0
-        own._base.apply(own, gradients, variables)
-        # A LossScaleOptimizer skips a round if gradients overflow. Then `_iterations` does not grow: count no step.
-        own._horovod.after_round(own, inner(own)._iterations - before, steps)
-
-    return apply
+    if optimizer._horovod.unscaled:
+        scale = optimizer.dynamic_scale
+        gradients = [None if gradient is None else gradient * scale for gradient in gradients]
+    optimizer._horovod.before_round(optimizer)
+    before = inner(optimizer)._iterations + 0
+    optimizer._base.apply(optimizer, gradients, variables)
+    # A LossScaleOptimizer skips a round if gradients overflow. Then `_iterations` does not grow: count no step.
+    optimizer._horovod.after_round(optimizer, inner(optimizer)._iterations - before, steps)
 
 
-def _updating(optimizer: Any) -> Apply:
-    """Return the function that applies a round's combined gradients, for an optimizer that accumulates gradients.
+def _update_round(optimizer: Any, gradients: list[Any], variables: list[Any], steps: Any) -> None:
+    """Apply a round's combined gradients, for an optimizer that accumulates gradients. `steps` as in `_apply_round`.
 
     Keras counts backward passes in `_iterations`, so a round counts as all passes of one update.
     """
-    reference = weakref.ref(optimizer)
-
-    def apply(gradients: list[Any], variables: list[Any], steps: Any) -> None:
-        own: Any = reference()
-        if own is None:
-            return
-        passes = own.gradient_accumulation_steps
-        phase = own._iterations % passes
-        # Keras updates variables only in a step's last backward pass. Set `_iterations` as if this were the last one.
-        own._iterations.assign_add(passes - 1 - phase)
-        own._horovod.before_round(own)
-        clipped = own._base._clip_gradients(own, gradients)
-        own._base._apply_weight_decay(own, variables)
-        own._base._backend_update_step(own, clipped, variables, own.learning_rate)
-        for variable in variables:
-            if variable.constraint is not None:
-                variable.assign(variable.constraint(variable))
-        own._iterations.assign_add(phase + 1)
-        own._horovod.after_round(own, passes, steps)
-
-    return apply
+    passes = optimizer.gradient_accumulation_steps
+    phase = optimizer._iterations % passes
+    # Keras updates variables only in a step's last backward pass. Set `_iterations` as if this were the last one.
+    optimizer._iterations.assign_add(passes - 1 - phase)
+    optimizer._horovod.before_round(optimizer)
+    clipped = optimizer._base._clip_gradients(optimizer, gradients)
+    optimizer._base._apply_weight_decay(optimizer, variables)
+    optimizer._base._backend_update_step(optimizer, clipped, variables, optimizer.learning_rate)
+    for variable in variables:
+        if variable.constraint is not None:
+            variable.assign(variable.constraint(variable))
+    optimizer._iterations.assign_add(phase + 1)
+    optimizer._horovod.after_round(optimizer, passes, steps)
 
 
 def _scales_loss(optimizer: Any) -> bool:
@@ -537,18 +493,19 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> Any:
     """Wrap an optimizer of Keras 3: gradients are combined over the ranks before a step, or models are averaged after it.
 
-    The arguments before `sync` are those of `horovod.tensorflow.keras.DistributedOptimizer` (which silently reduces
-    nothing on Keras 3), in the order of `horovod.keras.DistributedOptimizer`, which has fewer. The wrapped optimizer
-    works in `model.fit`, with `run_eagerly`, and in your own loops that call `apply`. On TensorFlow `jit_compile=True`
-    raises an error. Saved models contain the unwrapped optimizer: `hvd.load_model` wraps it again.
+    The arguments before `sync` are those of `horovod.tensorflow.keras.DistributedOptimizer`. (On Keras 3 that function
+    silently reduces nothing.) Their order is that of `horovod.keras.DistributedOptimizer`, which lacks some of them.
+    The wrapped optimizer works in `model.fit`, with `run_eagerly`, and in your own loops that call `apply`. On
+    TensorFlow `jit_compile=True` raises an error. Saved models contain the unwrapped optimizer: `hvd.load_model` wraps
+    it again.
 
     With a model policy (`hvd.GroupAverage`, `hvd.PartialReduce`, `hvd.WeightedAverage`) each rank steps with its own
     gradients, then averages its model with others; arguments about gradients do not apply. Let all ranks start from the
     same model (`hvd.BroadcastGlobalVariablesCallback`), and flush before an evaluation or a checkpoint
     (`hvd.callbacks.FlushCallback`).
 
-    If a late rank replays the rounds that it missed (see `hvd.Solo`), `iterations` counts rounds, each round is clipped,
-    and a schedule follows the steps that rounds count for.
+    Under a policy with late gradients (see `hvd.Solo`) a late rank replays its missed rounds. Then `iterations` counts
+    rounds, and each round is clipped. A round contains a part of a step; a schedule counts steps, not rounds.
 
     Args:
         optimizer: any optimizer of Keras 3. The wrapper shares its state. Wrap the outermost optimizer; if the global
@@ -561,14 +518,15 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         gradient_predivide_factor: same as in Horovod.
         op: same as in Horovod; a partial policy takes only `hvd.Average` and `hvd.Sum`.
         backward_passes_per_step: same as in Horovod: the gradients of this many passes are summed before they travel,
-            by Keras's own `gradient_accumulation_steps`.
+            by Keras's own `gradient_accumulation_steps`. Under `hvd.WorkSharing()` it is the number of micro-batches
+            that an update has for each rank, on average.
         average_aggregated_gradients: same as in Horovod: average the gradients of these passes instead of summing them.
         num_groups: same as in Horovod (deprecated there).
         groups: same as in Horovod; under a partial policy each group is a bucket.
         process_set: same as in Horovod.
         scale_local_gradients: same as in Horovod.
-        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, a model policy, or the
-            policy's name; None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`.
+        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, `hvd.WorkSharing()`, a model policy, or
+            the policy's name; None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`.
 
     Returns:
         An instance of the optimizer's class with the methods `flush`, `flushed`, `register_local_var`, and the
@@ -620,36 +578,42 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     prefix = name or f"Distributed{type(optimizer).__name__}"
     shares = isinstance(policy, WorkSharing)
+    # With `backward_passes_per_step=1` the user's optimizer may accumulate gradients. Keras then averages over passes.
+    averages = average_aggregated_gradients or backward_passes_per_step == 1
+    passes = _passes_of(optimizer, backward_passes_per_step) if shares else backward_passes_per_step
+    options = None
     if isinstance(policy, ModelPolicy):
         ModelExchange(policy, arguments)  # made only to check arguments: wrong ones raise errors now, not in a step
     else:
-        backend.GradientExchange(prefix, SharedUpdates(1, grants=False) if shares else policy, arguments, replays=True)
-    passes = _passes_of(optimizer, backward_passes_per_step) if shares else backward_passes_per_step
+        options = options_of(
+            backend.framework,
+            SharedUpdates(passes, grants=False) if shares else policy,
+            arguments,
+            replays=True,
+            unscaled=_scales_loss(optimizer),
+            factor=1.0 / passes if shares and averages else 1.0,
+        )
+    # The following changes the user's optimizer, so all arguments are checked before. `_accumulate` checks its own.
     if shares:
-        repeated["backward_passes_per_step"] = passes
-        repeated["average_aggregated_gradients"] = average_aggregated_gradients or backward_passes_per_step == 1
+        repeated["backward_passes_per_step"], repeated["average_aggregated_gradients"] = passes, averages
+        inner(optimizer).gradient_accumulation_steps = None
     else:
-        _accumulate(optimizer, backward_passes_per_step)  # this changes the user's optimizer, so check arguments before
+        _accumulate(optimizer, backward_passes_per_step)
     follow_steps(optimizer)
     base = type(optimizer)
     # All wrappers of one optimizer share its `__dict__`. So each wrapper keeps its own state in the slot `_horovod`.
     wrapped: Any = object.__new__(subclass(base, _Methods, _horovod_arguments=repeated, __slots__=("_horovod",)))
     # Call `__setattr__` of `object`, because Keras's own would track `__dict__` like a variable of the optimizer.
     object.__setattr__(wrapped, "__dict__", optimizer.__dict__)
-    # With `backward_passes_per_step=1` Keras itself may accumulate gradients, and it averages over backward passes.
-    averages = average_aggregated_gradients or backward_passes_per_step == 1
-    rates = Rates() if replays or shares else None
-    object.__setattr__(wrapped, "_horovod", _State(prefix, policy, arguments, passes, averages, rates))
+    object.__setattr__(wrapped, "_horovod", _State(prefix, policy, arguments, options, passes, averages))
     return wrapped
 
 
 def _passes_of(optimizer: Any, passes: int) -> int:
-    """Return how many micro-batches an update has for each rank. Turns off Keras's accumulation of gradients."""
-    accumulating = inner(optimizer)
-    steps = accumulating.gradient_accumulation_steps
+    """Return how many micro-batches an update has for each rank. `passes` is the argument `backward_passes_per_step`."""
+    steps = inner(optimizer).gradient_accumulation_steps
     if passes > 1 and steps not in (None, passes):
         raise ValueError("give backward_passes_per_step or gradient_accumulation_steps, not both")
-    accumulating.gradient_accumulation_steps = None
     return int(steps or passes)
 
 

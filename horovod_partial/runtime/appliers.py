@@ -36,25 +36,20 @@ class Applier(Protocol):
     """An optimizer's exchange, seen by the runtime: it applies the results of a family (the optimizer's buckets).
 
     `family` is None before the optimizer has declared buckets. `is_under_way` is True while gradients wait for a step;
-    a flush then applies no rounds of the optimizer. The thread `thread` took the last step.
-    `applies_ahead` says whether `apply_ahead` may be called now, and `is_ahead` whether it has applied rounds that are
-    not in the model yet. A flush compares `replica` with other ranks; None compares nothing. `shares_work` is True for
-    a `Sharer`. `is_applying` is True while a round is applied or waited for, within a step or a flush.
+    a flush then applies no rounds of the optimizer. The thread `thread` took the last step. A flush compares `replica`
+    with other ranks; None compares nothing. `shares_work` is True for a `Sharer`. `is_applying` is True while a round is
+    applied or waited for, within a step or a flush.
     """
 
     process_set: ProcessSet
     thread: Thread
     shares_work: bool
-    is_applying: bool
+
+    @property
+    def is_applying(self) -> bool: ...
 
     @property
     def family(self) -> _attach.Family | None: ...
-
-    @property
-    def applies_ahead(self) -> bool: ...
-
-    @property
-    def is_ahead(self) -> bool: ...
 
     @property
     def replica(self) -> healing.Replica | None: ...
@@ -67,6 +62,20 @@ class Applier(Protocol):
 
     def apply_rounds(self) -> None:
         """Apply all rounds that this rank can take, oldest first."""
+
+
+class AheadApplier(Applier, Protocol):
+    """An optimizer's exchange, seen by waits: it can apply rounds to a copy of the model.
+
+    `applies_ahead` says whether `apply_ahead` may be called now, and `is_ahead` whether it has applied rounds that are
+    not in the model yet.
+    """
+
+    @property
+    def applies_ahead(self) -> bool: ...
+
+    @property
+    def is_ahead(self) -> bool: ...
 
     def apply_ahead(self) -> None:
         """Apply the rounds that this rank can take to a copy of the model, while the program waits for something else.
@@ -115,7 +124,7 @@ class Meanwhile:
     Rounds are taken only when `replay_limit - 1` have been missed, because the core adds up what is beyond `replay_limit`.
     """
 
-    def __init__(self, appliers: Iterable[Applier]) -> None:
+    def __init__(self, appliers: Iterable[AheadApplier]) -> None:
         self._appliers = [(applier, family.drain()) for applier in appliers if (family := applier.family) is not None]
 
     @property

@@ -73,7 +73,7 @@ def member(name: str, shape: Sequence[int]) -> str:
     return f"{name} ({', '.join(map(str, shape))})"
 
 
-def missed_by(policy: Policy, *, replays: bool) -> str:
+def missed_by(policy: Policy | SharedUpdates, *, replays: bool) -> str:
     """Return what becomes of the results that a rank has missed, in the core's words: `latest`, `replay` or `sum`.
 
     `replays` says whether each of these results can be applied by itself. Otherwise there is one result, their sum.

@@ -26,7 +26,7 @@ from horovod.common.process_sets import ProcessSet
 from horovod_partial import _attach, log
 from horovod_partial.checks import is_number, require
 from horovod_partial.runtime import bucket_config, failure, healing, heartbeat
-from horovod_partial.runtime.appliers import Applier, Averager, Meanwhile, Sharer, this_thread
+from horovod_partial.runtime.appliers import AheadApplier, Applier, Averager, Meanwhile, Sharer, this_thread
 from horovod_partial.runtime.build import check_features
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.settings import adopt, settings, shared
@@ -60,6 +60,8 @@ class Runtime:
         self._init_lock = threading.Lock()
         # The optimizers' exchanges that take part in flushes. Guarded by _appliers_lock.
         self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Those that apply rounds ahead, while their thread waits for something else; the same lock guards them.
+        self._ahead_appliers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._averagers: weakref.WeakSet[Any] = weakref.WeakSet()  # exchanges of models; the same lock guards them
         self._told: weakref.WeakSet[Any] = weakref.WeakSet()  # the appliers of which `_warn_of_others` has told
         self._appliers_lock = threading.Lock()
@@ -97,18 +99,17 @@ class Runtime:
             if self._agreed.is_current:
                 self._register_exit()  # anew, because Horovod's `init` has registered its exit handler anew
                 return
-            self._make_ready()
+            self._begin()
+            self.core.require_process_set(0)  # in a handshake all ranks prove that hooks run
+            taken = adopt([json.loads(text) for text in self.core.gather(json.dumps(shared()))], self._mpi_ops.rank())
+            if taken:
+                log.logger.warning("%s is set on rank 0 and not here; this rank takes it", ", ".join(taken))
+            self._observe_as_set()
+            self._monitor = None  # this ends the heartbeats of an earlier `init`
+            self._monitor = heartbeat.begin(self._mpi_ops.rank(), self._mpi_ops.size(), self.core.gather)
+            if settings().watches_steps:
+                self._warn_of_no_watch()
             self._agreed.enter()
-
-    def _make_ready(self) -> None:
-        self._begin()
-        self.core.require_process_set(0)  # in a handshake all ranks prove that hooks run
-        self._agree_on_settings()
-        self._observe_as_set()
-        self._monitor = None  # this ends the heartbeats of an earlier `init`
-        self._monitor = heartbeat.begin(self._mpi_ops.rank(), self._mpi_ops.size(), self.core.gather)
-        if settings().watches_steps:
-            self._warn_of_no_watch()
 
     def _serve_metrics(self) -> None:
         """On rank 0, serve metrics if the settings ask for it."""
@@ -119,7 +120,10 @@ class Runtime:
         from horovod_partial.metrics.endpoint import Endpoint  # only rank 0 of few jobs needs an HTTP server
         from horovod_partial.metrics.job import JobMetrics
 
-        job = JobMetrics(self._mpi_ops.size(), self.watched_ranks, self._all_statistics)
+        def statistics() -> dict[int, dict[str, dict[str, Any]]]:
+            return {process_set: self.statistics(process_set) for process_set in sorted(self._process_sets)}
+
+        job = JobMetrics(self._mpi_ops.size(), self.watched_ranks, statistics)
         try:
             self._endpoint = Endpoint(config.metrics_host, config.metrics_port, job)
         except (OSError, RuntimeError, ValueError) as error:  # the address is taken or wrong; too many threads
@@ -144,18 +148,10 @@ class Runtime:
         monitor = self._monitor
         return [] if monitor is None else monitor.ranks()
 
-    def _all_statistics(self) -> dict[int, dict[str, dict[str, Any]]]:
-        return {process_set: self.statistics(process_set) for process_set in sorted(self._process_sets)}
-
     def _rest(self) -> None:
         """Tell the heartbeats that from now on this rank may end in good order."""
         if self._monitor is not None:
             self._monitor.rest()
-
-    def _agree_on_settings(self) -> None:
-        taken = adopt([json.loads(text) for text in self.core.gather(json.dumps(shared()))], self._mpi_ops.rank())
-        if taken:
-            log.logger.warning("%s is set on rank 0 and not here; this rank takes it", ", ".join(taken))
 
     def _observe_as_set(self) -> None:
         """Start a watch, metrics and a recording if the settings ask for them.
@@ -291,13 +287,10 @@ class Runtime:
         exception = sys.exc_info()[1]
         if exception is not None and failure.is_failure(exception):
             if not isinstance(exception, HostsUpdatedInterrupt):  # after a change of hosts an elastic job goes on
-                self._say_farewell(failure.describe(exception))
+                # The other ranks are about to fail too, and name the reason in their errors.
+                self.core.say_farewell(failure.describe(exception))
             return set()
         return set() if self.failed else self._end(applies=True)
-
-    def _say_farewell(self, why: str) -> None:
-        """Tell the other ranks why this rank fails. They are about to fail too, and name the reason in their errors."""
-        self.core.say_farewell(why)
 
     def _end(self, *, applies: bool) -> set[str]:
         """Flush all process sets together with all ranks.
@@ -316,7 +309,7 @@ class Runtime:
         if errors:
             raise errors[0]
         with self._appliers_lock:
-            ahead = [each.family.names for each in self._appliers if each.is_ahead and each.family]
+            ahead = [each.family.names for each in self._ahead_appliers if each.is_ahead and each.family]
         return unsettled.union(*ahead)
 
     def _warn_of_unsettled(self, unsettled: set[str]) -> None:
@@ -332,20 +325,17 @@ class Runtime:
     def _at_exit(self) -> None:
         self._rest()
         try:
-            self._deliver_at_exit()
+            if (why := failure.of_process()) is not None:
+                # A failed rank does not flush: Horovod's own exit handler ends all ranks at once.
+                self.core.say_farewell(why)
+            else:
+                self._thread.takes_no_rounds = True
+                self._warn_of_unsettled(self._end(applies=False))
+        except HorovodInternalError as error:
+            log.logger.warning("the job ended before everything pending was delivered: %s", error)
         finally:
             self.core.end_recording()
             self._end_metrics()  # a thread that is in C++ while Python ends would abort the process
-
-    def _deliver_at_exit(self) -> None:
-        if (why := failure.of_process()) is not None:
-            self._say_farewell(why)  # a failed rank does not flush: Horovod's own exit handler ends all ranks at once
-            return
-        self._thread.takes_no_rounds = True
-        try:
-            self._warn_of_unsettled(self._end(applies=False))
-        except HorovodInternalError as error:
-            log.logger.warning("the job ended before everything pending was delivered: %s", error)
 
     def _end_in_child(self) -> None:
         """In a forked child, remove the exit handler, which would wait for Horovod's background thread, and free the port."""
@@ -464,7 +454,7 @@ class Runtime:
         """Context in which this thread waits, and may take rounds of its optimizers, except those in `but`."""
         thread = this_thread()
         with self._appliers_lock:
-            appliers = [applier for applier in self._appliers if applier.thread == thread and applier not in but]
+            appliers = [each for each in self._ahead_appliers if each.thread == thread and each not in but]
         if getattr(self._thread, "takes_no_rounds", False):
             appliers.clear()
         there = [each for each in appliers if each.process_set.process_set_id is not None and each.family]
@@ -482,6 +472,11 @@ class Runtime:
         """From now on, a flush on the thread of the applier's last step applies the rounds that the applier missed."""
         with self._appliers_lock:
             self._appliers.add(applier)
+
+    def take_rounds_in_waits(self, applier: AheadApplier) -> None:
+        """From now on, waits on the thread of the applier's last step apply rounds ahead."""
+        with self._appliers_lock:
+            self._ahead_appliers.add(applier)
 
     def settle_in_flushes(self, averager: Averager) -> None:
         """From now on, a flush or a join begins with `settle`, if the calling thread took the averager's last step."""
@@ -511,8 +506,6 @@ class Runtime:
             if meeting is None:
                 meeting = healing.Meeting(
                     functools.partial(self.submit, number),
-                    # While replicas are compared, a wait takes no rounds, because rounds would change the replicas.
-                    lambda handle: handle.wait(()),
                     functools.partial(self.family, process_set),
                     process_set.rank(),
                     self.size_of(process_set),
@@ -657,7 +650,7 @@ class Runtime:
         return bool(left)
 
     def _warn_of_others(self, process_set: int) -> None:
-        """Warn of optimizers that have missed rounds which a flush has left to an idle thread; once of each."""
+        """Warn once of each optimizer whose missed rounds a flush could not apply, because its thread is idle."""
 
         def taken(applier: Applier) -> int | None:
             family = applier.family
@@ -728,15 +721,18 @@ class Runtime:
             raise ValueError("Horovod has not been initialized; use hvd.init().")
 
     def statistics(self, process_set: int) -> dict[str, dict[str, Any]]:
-        """Return the raw statistics of every bucket of a process set, by name, without the buckets of flushes."""
+        """Return the raw statistics of every bucket of a process set, by name, without internal buckets."""
         everything = self.core.statistics(process_set)
         return {name: of for name, of in everything.items() if not name.startswith(bucket_config.INTERNAL)}
 
     def unsettled(self, process_set: int) -> set[str]:
-        """Return the optimizers' buckets with late contributions or missed results of this rank, now or when they went."""
-        gone = self.core.unsettled_without_owner(process_set)
-        found = {name for name in gone if not name.startswith(bucket_config.INTERNAL)}
-        return found.union(name for name, of in self.statistics(process_set).items() if of["unsettled"])
+        """Return the names of the optimizers' buckets in which this rank has late contributions or missed results.
+
+        Buckets whose optimizer is gone are included if they had some then.
+        """
+        here = {name for name, of in self.core.statistics(process_set).items() if of["unsettled"]}
+        found = here | self.core.unsettled_without_owner(process_set)
+        return {name for name in found if not name.startswith(bucket_config.INTERNAL)}
 
 
 def _unmoved(exchanges: Iterable[Any], place: Callable[[Any], Any]) -> list[Any]:

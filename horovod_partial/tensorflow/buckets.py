@@ -1,92 +1,148 @@
-"""Takes the results of rounds, and missed results, from TensorFlow's buckets of gradients."""
+"""TensorFlow's buckets of gradients: arrives at them, and applies the rounds that have ended."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import tensorflow as tf
-from horovod.common.process_sets import ProcessSet
 
-from horovod_partial.tensorflow.graph import bucket_resource, graph_operations, placed, plain_errors
-
-
-class Member(NamedTuple):
-    """A gradient in a bucket. It travels in `dtype`, and `restore` makes it from the travelled tensor."""
-
-    dtype: tf.DType
-    shape: tf.TensorShape
-    restore: Callable[[tf.Tensor], tf.Tensor]
+from horovod_partial.exchange.bucket_options import BucketOptions
+from horovod_partial.exchange.gradients import Apply, Planned, Wire
+from horovod_partial.tensorflow.graph import arrive, bucket_resource, graph_operations, placed, plain_errors, runtime
 
 
-class Arrived(NamedTuple):
-    """A bucket of a family at which this rank has arrived in a step.
+class Buckets:
+    """The buckets of the gradients of one set of variables: `horovod_partial.exchange.gradients.Buckets` in TensorFlow.
 
-    `positions` are those of the bucket's gradients within the step. Later results may overwrite the memory of
-    `results`. `device` is TensorFlow's name of the bucket's device; empty if TensorFlow chooses it.
+    `arrive` returns the result tensors, bucket by bucket. `take_first` and `take_all` write the results of rounds to
+    the memory of these tensors. Nothing else uses this memory.
     """
 
-    name: str
-    positions: list[int]
-    members: list[Member]
-    results: list[tf.Tensor]
-    device: str
+    def __init__(
+        self, planned: Sequence[Planned], variables: list[Any], options: BucketOptions, apply: Apply | None
+    ) -> None:
+        self.family = runtime.family(options.process_set, [bucket.name for bucket in planned])
+        self._planned = planned
+        self._variables = variables
+        self._options = options
+        self._apply = apply
+        self._restores: list[Any] = []  # for each gradient in the order of the step, `Wire.restore` of the last arrival
+        self._device = ""  # TensorFlow's name of the first bucket's device; "" if TensorFlow chooses it
+        self._in_training, self._in_flush = functions_of(self._apply_all)
+
+    def arrive(self, wires: Sequence[Wire]) -> list[tf.Tensor]:
+        memory: list[tf.Tensor] = []
+        for bucket in self._planned:
+            spec = self._options.spec(bucket.members)
+            tensors = [wires[i].tensor for i in bucket.positions]
+            memory += arrive(tensors, bucket.name, self._options.process_set, spec)[0]
+        self._restores = [wire.restore for wire in wires]
+        self._device = memory[0].device
+        return memory
+
+    def sums(self, arrived: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Convert result tensors to gradients, in the order of the step.
+
+        The result tensors of an arrival hold the sum of the missed results, unless rounds are taken one by one.
+        """
+        gradients: list[Any] = [None] * len(arrived)
+        positions = [i for bucket in self._planned for i in bucket.positions]
+        for i, result in zip(positions, arrived, strict=True):
+            gradients[i] = self._restores[i](result)
+        return gradients
+
+    def take_first(self, arrived: list[tf.Tensor], apply: Apply) -> None:
+        self._apply_round(arrived, apply, nullcontext())
+
+    def take_all(self, arrived: list[tf.Tensor] | None) -> None:
+        with self._on_device():
+            if arrived is None:
+                self._in_flush(self._new_memory())
+            else:
+                self._in_training(arrived)
+
+    def _on_device(self) -> AbstractContextManager[None]:
+        """Context that places operations on the device of the buckets, whatever device the user has chosen.
+
+        Every operation between an arrival and the taking of its round must run on this device. Otherwise TensorFlow
+        would copy the results, and later rounds would be written to the copy, not to the memory of the results.
+        """
+        return tf.device(self._device or None)
+
+    def _new_memory(self) -> list[tf.Tensor]:
+        """Allocate undefined tensors for gradients, those of a bucket side by side in memory. Only for eager code."""
+        tensors: list[tf.Tensor] = []
+        with placed():
+            for bucket in self._planned:
+                shapes = [tf.TensorShape(self._variables[i].shape) for i in bucket.positions]
+                tensors += graph_operations.horovod_partial_memory(T=bucket.dtype, N=len(shapes), shapes=shapes)
+        return tensors
+
+    def _apply_round(self, memory: Sequence[tf.Tensor], apply: Apply, where: AbstractContextManager[None]) -> None:
+        """Take the oldest round that has ended in all buckets, if any. Apply it in the context `where`."""
+        counts = [len(bucket.positions) for bucket in self._planned]
+        with plain_errors(), self._on_device(), placed():
+            taken, count = graph_operations.horovod_partial_take_round(
+                memory=memory, counts=counts, **self._attributes()
+            )
+        gradients = self.sums(taken)
+        with where:  # `count` is 0 if there was no round, and the values are undefined then
+            apply_if(count > 0, lambda: apply(gradients, self._variables, runtime.steps_of(self.family, count)))
+
+    def _has_round(self) -> tf.Tensor:
+        """Return as a tensor whether a round has ended in all buckets, so that `_apply_round` would take it."""
+        with self._on_device(), placed():
+            return graph_operations.horovod_partial_has_round(**self._attributes())
+
+    def _attributes(self) -> dict[str, Any]:
+        names, process_set = self.family.names, self._options.process_set.process_set_id
+        return {"handles": [bucket_resource(name) for name in names], "buckets": names, "process_set": process_set}
+
+    def _apply_all(self, memory: list[tf.Tensor]) -> None:
+        apply = self._apply
+        assert apply is not None
+
+        def apply_one(*memory: tf.Tensor) -> None:
+            self._apply_round(memory, apply, tf.device(None))  # TensorFlow chooses the device of updates
+
+        repeat(apply_one, self._has_round(), self._has_round, memory)
 
 
-def on_device_of(family: Sequence[Arrived]) -> AbstractContextManager[None]:
-    """Context that places operations on the device of a family's buckets, whatever device the user has chosen.
+def functions_of(apply_all: Callable[[Any], None]) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
+    """Return the functions by which training and flushes call `apply_all`, which applies all rounds or updates.
 
-    Every operation between an arrival and the taking of its round must run on this device. Otherwise TensorFlow would
-    copy the results, and later rounds would be written to the copy, not to the memory of the results.
+    TensorFlow optimizes graphs, so an update in a graph and the same update in eager code may differ in the last bit.
+    How it optimizes a function depends on the function's caller. So after training in a graph, a flush calls the same
+    function in the same way as training: from within another function.
     """
-    return tf.device(family[0].device or None)
+    if tf.executing_eagerly():
+        return apply_all, apply_all
+    in_training = tf.function(apply_all, autograph=False, experimental_attributes={"_noinline": True})
+    return in_training, tf.function(lambda argument: in_training(argument), autograph=False)
 
 
-def memory_of(family: Sequence[Arrived]) -> list[tf.Tensor]:
-    """Return the result tensors of a step's arrivals. Rounds write their results to them. Nothing else uses them."""
-    return [result for bucket in family for result in bucket.results]
+def repeat(
+    apply_one: Callable[..., None], begins: tf.Tensor, more: Callable[[], tf.Tensor], memory: Sequence[tf.Tensor] = ()
+) -> None:
+    """Call `apply_one(*memory)` if `begins`, and again as long as `more()`, in eager code or in a graph."""
+
+    def another(_: tf.Tensor, *memory: tf.Tensor) -> list[tf.Tensor]:
+        apply_one(*memory)
+        # TensorFlow orders side effects only within an iteration. So run `more` after all other operations of this one.
+        before = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
+        with tf.control_dependencies(before):
+            return [more(), *memory]
+
+    tf.while_loop(lambda more, *_: more, another, [begins, *memory], parallel_iterations=1)
 
 
-def new_memory(family: Sequence[Arrived]) -> list[tf.Tensor]:
-    """Allocate undefined tensors for gradients, those of a bucket side by side in memory. Only for eager code."""
-    tensors: list[tf.Tensor] = []
-    with on_device_of(family), placed():
-        for bucket in family:
-            shapes = [member.shape for member in bucket.members]
-            tensors += graph_operations.horovod_partial_memory(T=bucket.members[0].dtype, N=len(shapes), shapes=shapes)
-    return tensors
+def apply_if(there: tf.Tensor, apply: Callable[[], None]) -> None:
+    """Call `apply` if `there` is true, in eager code or in a graph."""
 
+    def done() -> tf.Tensor:
+        apply()
+        return tf.constant(1)
 
-def take_round(
-    process_set: ProcessSet, family: Sequence[Arrived], memory: Sequence[tf.Tensor]
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Take the oldest round that has ended in all buckets of a family, in eager code or in a graph.
-
-    Results are written to `memory`, from `memory_of` or `new_memory`. Returns the combined gradients in the order of
-    the step, and how many gradients of ranks they contain. If this number is 0 there was no round, and the values are
-    undefined.
-    """
-    names = [bucket.name for bucket in family]
-    with plain_errors(), on_device_of(family), placed():
-        taken, count = graph_operations.horovod_partial_take_round(
-            handles=[bucket_resource(name) for name in names],
-            memory=memory,
-            buckets=names,
-            counts=[len(bucket.members) for bucket in family],
-            process_set=process_set.process_set_id,
-        )
-    gradients: list[tf.Tensor] = [None] * len(taken)
-    members = [(i, member) for bucket in family for i, member in zip(bucket.positions, bucket.members, strict=True)]
-    for (position, member), result in zip(members, taken, strict=True):
-        gradients[position] = member.restore(result)
-    return gradients, count
-
-
-def has_round(process_set: ProcessSet, family: Sequence[Arrived]) -> tf.Tensor:
-    """Return as a tensor whether a round has ended in all buckets of a family, so that `take_round` would take it."""
-    names = [bucket.name for bucket in family]
-    with on_device_of(family), placed():
-        return graph_operations.horovod_partial_has_round(
-            handles=[bucket_resource(name) for name in names], buckets=names, process_set=process_set.process_set_id
-        )
+    tf.cond(there, done, lambda: tf.constant(0))

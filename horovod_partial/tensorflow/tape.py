@@ -18,10 +18,11 @@ from horovod_partial.exchange.arguments import (
     warn_of_policy,
     with_num_groups,
 )
+from horovod_partial.exchange.gradients import GradientExchange, options_of
 from horovod_partial.exchange.wrapping import subclass
 from horovod_partial.policies import ModelPolicy, Policy
 from horovod_partial.settings import settings
-from horovod_partial.tensorflow.gradients import GradientExchange
+from horovod_partial.tensorflow.gradients import framework
 from horovod_partial.tensorflow.graph import native, runtime
 
 
@@ -41,7 +42,7 @@ class _Methods:
         del use_generic_names  # Horovod's tape has this argument, for names of reductions. This tape does not need it
         flat = tf.nest.flatten(sources)
         local = self._base.gradient(self, target, [native(source) for source in flat], *args, **kwargs)
-        return tf.nest.pack_sequence_as(sources, self._exchange(local, flat))
+        return tf.nest.pack_sequence_as(sources, self._exchange.reduce(local, flat))
 
     def get_local_and_global_gradients(
         self, target: Any, sources: Sequence[Any], *args: Any, **kwargs: Any
@@ -122,9 +123,10 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     check_kinds(arguments)
     check_gradient_arguments(arguments)
     warn_of_policy(runtime, policy)
+    options = options_of(framework, policy, arguments, replays=False)
     # All wrappers of one tape share its `__dict__`. So each wrapper keeps its own exchange in the slot `_exchange`.
     tape: Any = object.__new__(subclass(type(gradtape), _Methods, __slots__=("_exchange",)))
     tape.__dict__ = gradtape.__dict__
     # Programs make a new tape in each step, so all tapes have one name. Names of buckets also depend on variables.
-    tape._exchange = GradientExchange("DistributedGradientTape", policy, arguments, replays=False)
+    tape._exchange = GradientExchange(framework, "DistributedGradientTape", arguments, options, local=[])
     return tape

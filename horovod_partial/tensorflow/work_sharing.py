@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,11 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from horovod_partial import _attach
-from horovod_partial.exchange import work_sharing
-from horovod_partial.policies import SharedUpdates
-from horovod_partial.runtime import bucket_config
-from horovod_partial.tensorflow.gradients import GradientExchange, done, nothing
-from horovod_partial.tensorflow.graph import wire_dtype
+from horovod_partial.exchange.bucket_options import BucketOptions
+from horovod_partial.exchange.gradients import Kind, Planned, plan, step_name
+from horovod_partial.tensorflow.buckets import apply_if, functions_of, repeat
+from horovod_partial.tensorflow.gradients import framework
+from horovod_partial.tensorflow.graph import runtime, wire_dtype
 
 _TYPES = {"float16": 6, "float32": 7, "float64": 8}  # the numbers of dtypes in Horovod's C++ code
 
@@ -23,17 +22,20 @@ _TYPES = {"float16": 6, "float32": 7, "float64": 8}  # the numbers of dtypes in 
 class _Bucket:
     """Gradients of some variables, one after the other in memory of the host.
 
-    `positions` are those of its gradients in a step. `sum` is the sum of this rank's gradients in `made` micro-batches
-    of the open update; after `take` it has the gradients of the update. `wire` is the memory that travels: `sum`,
-    unless another type travels. `handle` is the last arrival in the open update; None before the first one.
+    `positions` are the positions of the bucket's gradients in a step. `sum` is the sum of this rank's gradients in
+    `made` micro-batches of the open update. After `take` it has the gradients of the update. `wire` is the memory that
+    travels: `sum` itself, or a copy in the type that travels. `handle` is the last arrival in the open update; None
+    before the first one. `grants` is True for the first bucket of an optimizer, which grants micro-batches.
     """
 
-    def __init__(self, name: str, positions: list[int], shapes: list[Any], dtype: str, wire: str) -> None:
-        self.name = name
-        self.positions = positions
+    def __init__(
+        self, planned: Planned, shapes: list[Any], dtype: Any, options: BucketOptions, *, grants: bool
+    ) -> None:
+        self.name, self.positions = planned.name, planned.positions
+        self._members, self._options, self._grants = planned.members, options, grants
         sizes = [shape.num_elements() for shape in shapes]
         self.sum: npt.NDArray[Any] = np.zeros(sum(sizes), dtype)
-        self.wire = self.sum if wire == dtype else np.zeros(sum(sizes), wire)
+        self.wire = self.sum if planned.dtype == dtype else np.zeros(sum(sizes), planned.dtype)
         self.handle: _attach.Handle | None = None
         self.made = 0
         offsets = np.cumsum([0, *sizes])
@@ -42,67 +44,51 @@ class _Bucket:
             for first, last, shape in zip(offsets, offsets[1:], map(tuple, shapes), strict=False)
         ]
 
+    @property
+    def config(self) -> _attach.BucketConfig:
+        """What the bucket is declared with, in this generation of Horovod."""
+        spec = self._options.spec(self._members, grants=self._grants)
+        return _attach.BucketConfig(spec, dtype=_TYPES[self.wire.dtype.name], shape=[self.wire.size], device=-1)
 
-class SharedGradients(GradientExchange):
+
+class SharedGradients:
     """The sum of the gradients of the micro-batches that this rank makes under `hvd.WorkSharing`.
 
     The sum lies in memory of the host, so gradients on a GPU are copied to the host, and results are copied back.
+    `name` is the prefix of the buckets' names. The gradients are those of `variables`.
     """
 
-    def prepare(self, variables: list[Any]) -> None:
-        """Make the buckets for the gradients of `variables`."""
-        compress = self._arguments["compression"].compress
-        kinds = []
-        for variable in variables:
-            dtype = wire_dtype(tf.as_dtype(variable.dtype))
-            travels = compress(tf.zeros([0], dtype))[0].dtype
-            # With a loss scale, gradients travel unscaled, and as float32, because small ones would be 0 in float16.
-            kinds.append((dtype.name, "float32" if self.unscaled and travels == tf.float16 else travels.name))
+    def __init__(self, name: str, options: BucketOptions, variables: list[Any]) -> None:
+        self.process_set = options.process_set
+        self.options = options
         self._variables = variables
-        name = self._step_name(variables, [wire for _, wire in kinds])
-        sizes = [
-            tf.TensorShape(variable.shape).num_elements() * np.dtype(wire).itemsize
-            for variable, (_, wire) in zip(variables, kinds, strict=True)
-        ]
-        self._buckets_of_sum = [
+        shapes = [tf.TensorShape(variable.shape) for variable in variables]
+        kinds = []
+        for variable, shape in zip(variables, shapes, strict=True):
+            dtype = wire_dtype(tf.as_dtype(variable.dtype))
+            travels = options.compression.compress(tf.zeros([0], dtype))[0].dtype
+            # With a loss scale, gradients travel unscaled, and as float32, because small ones would be 0 in float16.
+            travels = tf.float32 if options.unscaled and travels == tf.float16 else travels
+            kinds.append(Kind(travels.name, shape.num_elements() * travels.size, dtype.name))
+        name = step_name(framework, name, options, variables, kinds)
+        self._buckets = [
             _Bucket(
-                f"{name}.{index}", planned, [tf.TensorShape(variables[i].shape) for i in planned], *kinds[planned[0]]
+                each, [shapes[i] for i in each.positions], kinds[each.positions[0]].place, options, grants=not index
             )
-            for index, planned in enumerate(self._plan(variables, kinds, sizes))
+            for index, each in enumerate(plan(framework, name, options, variables, kinds))
         ]
-        self.family = self.runtime.family(self.process_set, [bucket.name for bucket in self._buckets_of_sum])
-        self._own(self.family.names)
-
-    def _config(self, bucket: _Bucket) -> _attach.BucketConfig:
-        assert isinstance(self._sync, SharedUpdates)
-        policy = SharedUpdates(self._sync.passes, grants=bucket is self._buckets_of_sum[0])
-        spec = bucket_config.arguments(
-            sync=policy,
-            size=self.runtime.size_of(self.process_set),
-            average=self._average,
-            members=self._members([self._variables[i] for i in bucket.positions]),
-            **self._options,
-        )
-        return _attach.BucketConfig(spec, dtype=_TYPES[bucket.wire.dtype.name], shape=[bucket.wire.size], device=-1)
+        self.family = runtime.family(self.process_set, [bucket.name for bucket in self._buckets])
 
     def declare(self) -> None:
         """Declare the buckets. The first bucket also keeps account of the micro-batches that were granted."""
-        for bucket in self._buckets_of_sum:
-            self.runtime.declare(self.process_set.process_set_id, bucket.name, self._config(bucket))
-
-    def dense(self, gradients: Sequence[Any]) -> list[tf.Tensor]:
-        """Return the gradients as dense tensors; None counts as zeros."""
-        pairs = zip(gradients, self._variables, strict=True)
-        return [
-            tf.zeros(variable.shape, variable.dtype) if gradient is None else self._dense(gradient, variable)
-            for gradient, variable in pairs
-        ]
+        for bucket in self._buckets:
+            runtime.declare(self.process_set.process_set_id, bucket.name, bucket.config)
 
     def add(self, gradients: Sequence[tf.Tensor], *, arrives: bool) -> None:
         """Add a micro-batch's gradients. If `arrives`, arrive with the sums. The bucket with the grants comes last."""
-        for bucket in reversed(self._buckets_of_sum):
+        for bucket in reversed(self._buckets):
             if bucket.handle is not None and bucket.handle.poll():
-                self.runtime.wait(bucket.handle)  # an operation that ended before this micro-batch has failed: raise
+                runtime.wait(bucket.handle)  # an operation that ended before this micro-batch has failed: raise
             for view, position in zip(bucket.views, bucket.positions, strict=True):
                 gradient = gradients[position].numpy()
                 if bucket.made:
@@ -113,77 +99,60 @@ class SharedGradients(GradientExchange):
             if bucket.wire is not bucket.sum:
                 bucket.wire[...] = bucket.sum
             if arrives:
-                address = bucket.wire.ctypes.data
-                number = self.process_set.process_set_id
-                bucket.handle = self.runtime.submit(
-                    number, bucket.name, self._config(bucket), address, address, work=0, stream=0
-                )
+                address, number = bucket.wire.ctypes.data, self.process_set.process_set_id
+                bucket.handle = runtime.submit(number, bucket.name, bucket.config, address, address, work=0, stream=0)
 
     def take(self) -> bool:
-        """Take the oldest update that this rank has not taken. Returns False if the update has no gradient."""
-        addresses = [bucket.wire.ctypes.data for bucket in self._buckets_of_sum]
-        gradients = self.family.take_round(addresses)
-        if not gradients:
+        """Take the oldest untaken update. Returns False if there is none, or if it has no gradient."""
+        if not self.family.take_round([bucket.wire.ctypes.data for bucket in self._buckets]):
             return False
-        for bucket in self._buckets_of_sum:
+        for bucket in self._buckets:
             if bucket.wire is not bucket.sum:
                 bucket.sum[...] = bucket.wire
         return True
 
     def results(self, *, alone: bool) -> list[npt.NDArray[Any]]:
         """Return copies of the gradients of the update that `take` took. `alone` says that no other ranks exist."""
-        factor = self._options["prescale_factor"] * self._options["postscale_factor"] if alone else 1.0
+        factor = self.options.factor if alone else 1.0
         results: list[Any] = [None] * len(self._variables)
-        for bucket in self._buckets_of_sum:
+        for bucket in self._buckets:
             bucket.handle, bucket.made = None, 0
             for view, position in zip(bucket.views, bucket.positions, strict=True):
                 results[position] = view * view.dtype.type(factor)
         return results
 
 
-@dataclass(eq=False)
-class Updater(work_sharing.Updater):
-    """Applies updates under `hvd.WorkSharing`, in eager code or in a graph.
+def updater(
+    take: Callable[[], list[Any] | None],
+    must_apply: Callable[[], bool],
+    apply: Callable[[list[Any]], None],
+    variables: Sequence[Any],
+) -> tuple[Callable[[Any], None], Callable[[], None]]:
+    """Return functions that apply updates of `variables` until there is none left, in eager code or in a graph.
 
-    The same update in a graph and in eager code may differ in the last bit. How TensorFlow optimizes a function depends
-    on its caller. So a flush after training in a graph calls the same function, from within another one.
+    The first function is for the end of a step. Its argument says whether there is an update now. After each update
+    `must_apply` says whether there is another. The second function is for flushes. `take` returns the gradients of an
+    update; None if the update has no gradient.
     """
+    kinds = [(tf.as_dtype(variable.dtype), variable.shape) for variable in variables]
+    zeros = [np.zeros(tuple(shape), dtype.as_numpy_dtype) for dtype, shape in kinds]
 
-    def __post_init__(self) -> None:
-        self._kinds = [(tf.as_dtype(variable.dtype), variable.shape) for variable in self.variables]
-        self._in_training = self._in_flush = self._apply_all
-        if not tf.executing_eagerly():
-            self._in_training = tf.function(
-                self._apply_all, autograph=False, experimental_attributes={"_noinline": True}
-            )
-            self._in_flush = tf.function(lambda there: self._in_training(there), autograph=False)
+    def taken() -> list[Any]:
+        results = take()
+        return [results is not None, *(zeros if results is None else results)]
 
-    def train(self, must_apply: tf.Tensor | bool) -> None:
-        """Apply updates until there is none left, at the end of a step. `must_apply` says whether there is one now."""
-        self._in_training(tf.convert_to_tensor(must_apply))
+    def take_one() -> None:
+        there, *results = tf.py_function(taken, [], [tf.bool, *(dtype for dtype, _ in kinds)])
+        for result, (_, shape) in zip(results, kinds, strict=True):
+            result.set_shape(shape)
+        apply_if(there, lambda: apply(results))
 
-    def flush(self) -> None:
-        """Apply the updates that this rank has not applied yet, until none is left, between two steps."""
+    def apply_all(begins: tf.Tensor) -> None:
+        repeat(take_one, begins, lambda: tf.ensure_shape(tf.py_function(must_apply, [], tf.bool), []))
+
+    def flush() -> None:
         with tf.init_scope():
-            self._in_flush(tf.constant(self.must_apply()))
+            in_flush(tf.constant(must_apply()))
 
-    def _apply_all(self, must_apply: tf.Tensor) -> None:
-        zeros = [np.zeros(tuple(shape), dtype.as_numpy_dtype) for dtype, shape in self._kinds]
-        types = [tf.bool, *(dtype for dtype, _ in self._kinds)]
-        take, more = self.take, self.must_apply
-
-        def taken() -> list[Any]:
-            results = take()
-            return [results is not None, *(zeros if results is None else results)]
-
-        def another(_: tf.Tensor) -> list[tf.Tensor]:
-            there, *results = tf.py_function(taken, [], types)
-            for result, (_dtype, shape) in zip(results, self._kinds, strict=True):
-                result.set_shape(shape)
-            tf.cond(there, lambda: done(lambda: self.apply(results)), nothing)
-            # Run `more` last: it begins a new iteration. TensorFlow orders side effects only within an iteration.
-            before = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
-            with tf.control_dependencies(before):
-                return [tf.ensure_shape(tf.py_function(more, [], tf.bool), [])]
-
-        tf.while_loop(lambda must_apply: must_apply, another, [must_apply], parallel_iterations=1)
+    in_training, in_flush = functions_of(apply_all)
+    return lambda begins: in_training(tf.convert_to_tensor(begins)), flush

@@ -1,16 +1,17 @@
-"""Packs gradients of PyTorch into buckets. The gradients in a bucket travel together, in one round."""
+"""Packs gradients of PyTorch into buckets, arrives at these, and takes the results of rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 
-from horovod_partial.exchange import bucket_plan
+from horovod_partial import _attach
 from horovod_partial.exchange.arguments import warn_of_float32
+from horovod_partial.exchange.bucket_options import BucketOptions
 from horovod_partial.torch.devices import check_device
-from horovod_partial.torch.operations import PartialHandle, runtime, wire_dtype
+from horovod_partial.torch.operations import PartialHandle, config_of, runtime, submit, wire_dtype
 
 
 class Widened:
@@ -32,7 +33,10 @@ class GradientBucket:
     was None before backward, backward has made a new tensor, and `take` copies it. All parameters are on one device.
     Ranks compare `members` (texts of `bucket_config.member`) in round 0, and errors name them. If `unscaled`, gradients
     travel without their loss scale. Float16 travels as float32 then, because small gradients would become 0 in float16.
+    Under work sharing the first bucket of an optimizer `grants` micro-batches.
     """
+
+    grants = False
 
     def __init__(
         self,
@@ -65,7 +69,7 @@ class GradientBucket:
         self.missing = set(self.parameters)
         self.handle: PartialHandle | None = None
         self.empty = False  # whether the round has no result, because no rank gave a gradient
-        self.had_late = False  # whether this rank was late for the last round, or another's late gradient was in it
+        self.had_late = False  # whether this rank was late for the last round, or the round had a late gradient
         self.wire = self.flat  # the tensor that Horovod reduces: `flat`, or a compressed copy of it
         self._sparse: set[torch.nn.Parameter] = set()
         self._streams: set[torch.cuda.Stream] = set()  # the CUDA streams on which gradients were put into the bucket
@@ -104,7 +108,7 @@ class GradientBucket:
         return not self.missing
 
     def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: float) -> None:
-        """Divide by `scale`, compress, and call `start`. A compression of more than the dtype raises ValueError."""
+        """Divide by `scale`, compress, and call `start`. A compression may change only the dtype, else ValueError."""
         for stream in self._streams:  # wait for copies of gradients, which run on the CUDA streams of forward passes
             torch.cuda.current_stream(self.flat.device).wait_stream(stream)
         self._streams.clear()
@@ -122,7 +126,7 @@ class GradientBucket:
     def wait(self) -> bool:
         """Wait until this rank's arrival at the bucket has a result. Returns `is_unchanged`.
 
-        The result is then in the tensor that travels. With replay it is in the core until `take_round` takes it.
+        Without replay the result is then in `wire`. With replay it stays in the core until `take_round` takes it.
         """
         assert self.handle is not None
         self.handle.synchronize()
@@ -137,7 +141,7 @@ class GradientBucket:
         return self.flat._version == self._version
 
     def unpack(self) -> None:
-        """Copy the result of a round from the tensor that travels to the flat one, if these are not the same."""
+        """Copy the result of a round from `wire` to `flat`, unless both are the same memory."""
         if self.wire.data_ptr() != self.flat.data_ptr():
             self.flat.copy_(self.compression.decompress(self.wire, self._context))
 
@@ -191,6 +195,119 @@ class GradientBucket:
         self.missing = set(self.parameters)
 
 
+class GradientFamily(_attach.Family):
+    """The buckets of one optimizer's gradients. A rank arrives at them one by one, and takes their results together.
+
+    `hvd.DistributedOptimizer` arrives at a bucket during backward, as soon as the bucket has all of its gradients.
+    Keras arrives at all buckets after backward.
+    """
+
+    def __init__(self, options: BucketOptions, buckets: Sequence[GradientBucket]) -> None:
+        super().__init__(runtime.core, options.process_set, [bucket.name for bucket in buckets])
+        self.buckets = list(buckets)
+        self._options = options
+        # Declarations, by bucket and number of ranks, because an elastic job may change the number of ranks.
+        self._configs: dict[tuple[GradientBucket, int], _attach.BucketConfig] = {}
+        for bucket in buckets:
+            self._config(bucket)  # called to raise errors about wrong options before backward
+
+    def _config(self, bucket: GradientBucket) -> _attach.BucketConfig:
+        key = bucket, runtime.size_of(self.process_set)
+        if key not in self._configs:
+            is_integer = not bucket.wire_dtype.is_floating_point
+            spec = self._options.spec(bucket.members, grants=bucket.grants, is_integer=is_integer)
+            self._configs[key] = config_of(spec, bucket.wire_dtype, bucket.flat)
+        return self._configs[key]
+
+    def declare(self) -> None:
+        """Declare the buckets before the first arrival."""
+        for bucket in self.buckets:
+            runtime.declare(self.process_set.process_set_id, bucket.name, self._config(bucket))
+
+    def arrive(self, bucket: GradientBucket, scale: float = 1.0) -> None:
+        """Arrive at a bucket with the gradients that it holds, divided by `scale`."""
+        config = self._config(bucket)
+        bucket.arrive(lambda wire: submit(wire, wire, bucket.name, self.process_set, config), scale)
+
+    def reduce_probe(self, name: str, tensor: torch.Tensor) -> bool:
+        """Sum a tensor over the ranks, in place, in the bucket `name`. Returns whether this rank was on time."""
+        spec = self._options.spec(missed="sum")
+        handle = submit(tensor, tensor, name, self.process_set, config_of(spec, tensor.dtype, tensor))
+        handle.synchronize()
+        return not handle.info().late
+
+    @property
+    def have_arrived(self) -> bool:
+        """Whether this step's gradients have arrived in all buckets."""
+        return all(bucket.handle is not None for bucket in self.buckets)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether some gradients of this step are in a bucket, or have arrived."""
+        return any(bucket.handle is not None or bucket.is_begun for bucket in self.buckets)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether Horovod may still read and write the tensor of a bucket."""
+        return any(bucket.is_under_way for bucket in self.buckets)
+
+    def wait(self) -> list[bool]:
+        """Wait until all rounds have ended, and expect the next gradients. Returns each bucket's `is_unchanged`."""
+        unchanged = [bucket.wait() for bucket in self.buckets]
+        for bucket in self.buckets:
+            bucket.handle = None
+            bucket.reset()
+        return unchanged
+
+    @property
+    def had_late(self) -> bool:
+        """Whether this rank was late for a round of the last `wait`, or the round had a late gradient of another rank."""
+        return any(bucket.had_late for bucket in self.buckets)
+
+    def take_into_buckets(self) -> int:
+        """Take the oldest untaken round, and write its results into the buckets. Returns its number of gradients.
+
+        The number is a sum over the buckets; 0 if there is no round. Rounds without any gradient, which a flush may
+        make, are skipped: a step with zeros would move weights by momentum and decay. If only some buckets have
+        gradients, those of the other buckets are zeros, on every rank.
+        """
+        addresses = [bucket.wire_address() for bucket in self.buckets]
+        while (gradients := self.take_round(addresses)) is not None:
+            if gradients > 0:
+                for bucket in self.buckets:
+                    bucket.empty = False
+                    bucket.unpack()
+                return gradients
+        return 0
+
+    def take_results(self) -> bool:
+        """Write the arrivals' results into the buckets. Returns False if there are buckets, and none has a result."""
+        for bucket in self.buckets:
+            bucket.unpack()
+        return any(not bucket.empty for bucket in self.buckets) or not self.buckets
+
+    def collect(self) -> bool:
+        """Write missed results into the buckets, without an arrival. Returns whether there were any."""
+        for bucket in self.buckets:
+            bucket.collect(self.process_set.process_set_id)
+        return self.take_results()
+
+    def show(self, frozen: Collection[torch.nn.Parameter]) -> None:
+        """Let each parameter's `grad` be its part of a round's result; None for the parameters in `frozen`."""
+        for bucket in self.buckets:
+            bucket.show(frozen)
+
+    def reset(self) -> None:
+        """Expect the gradients of the next step, and forget gradients of this step that have not arrived."""
+        for bucket in self.buckets:
+            bucket.reset()
+
+    def abandon(self) -> None:
+        """Forget arrivals that have failed, and arrivals that will fail because Horovod shuts down."""
+        for bucket in self.buckets:
+            bucket.abandon()
+
+
 def _is_dense(tensor: torch.Tensor) -> bool:
     if tensor.numel() == 0:
         return True
@@ -207,21 +324,3 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 def kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.device]:
     """Return the dtype and the device of a tensor, which all tensors of one bucket must have in common."""
     return tensor.dtype, tensor.device
-
-
-def plan(
-    parameters: Iterable[torch.nn.Parameter], groups: Sequence[Sequence[torch.nn.Parameter]] | None, bucket_bytes: float
-) -> list[list[torch.nn.Parameter]]:
-    """Plan which gradients travel together, without measurements. Returns the parameters of each bucket.
-
-    Each of the user's `groups` is a bucket. Others, in the model's order, fill a bucket until it has `bucket_bytes`.
-    """
-    listed = list(parameters)
-    positions = {parameter: index for index, parameter in enumerate(listed)}
-    planned = bucket_plan.plan(
-        [kind(p) for p in listed],
-        [p.numel() * p.element_size() for p in listed],
-        [[positions[p] for p in group if p in positions] for group in groups or ()],
-        bucket_bytes,
-    )
-    return [[listed[index] for index in bucket] for bucket in planned]

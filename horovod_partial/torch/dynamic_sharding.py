@@ -19,7 +19,7 @@ from horovod_partial.exchange.arguments import check_sampler
 from horovod_partial.exchange.sharding import Place, Plan, Shards
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.torch.operations import runtime
-from horovod_partial.torch.work_sharing import WorkSharingExchange
+from horovod_partial.torch.shared_gradients import SharedGradients
 
 
 class DynamicShardingSampler(Sampler[list[int]]):
@@ -71,11 +71,10 @@ class DynamicShardingSampler(Sampler[list[int]]):
     ) -> None:
         fits = is_int(dataset) or isinstance(dataset, Sized)
         require(fits, "dataset", "a dataset with a length, or its number of samples", dataset)
-        samples = len(dataset) if isinstance(dataset, Sized) else int(dataset)
+        self.samples = len(dataset) if isinstance(dataset, Sized) else int(dataset)
         check_sampler(batch_size, shuffle, drop_last, process_set)
-        self._shards = Shards(int(samples), batch_size, backward_passes_per_step, drop_last, self._order)
+        self._shards = Shards(self.samples, batch_size, backward_passes_per_step, drop_last, self._order)
         self._shards.check(seed, runtime.size_of(process_set))
-        self.samples = int(samples)
         self.batch_size = batch_size
         self.backward_passes_per_step = backward_passes_per_step
         self.shuffle = shuffle
@@ -99,13 +98,10 @@ class DynamicShardingSampler(Sampler[list[int]]):
         return self._plan_from(self._place) if self._pass is None else self._pass.plan
 
     def _plan_from(self, place: Place) -> Plan:
-        size = runtime.size_of(self.process_set)
-        if self._cached is None or (self._cached.place, self._cached.size) != (place, size):
-            self._cached = self._make_plan(place)
+        size, rank = runtime.size_of(self.process_set), self.process_set.rank()
+        if self._cached is None or (self._cached.place, self._cached.rank, self._cached.size) != (place, rank, size):
+            self._cached = Plan(self._shards, place, rank, size)
         return self._cached
-
-    def _make_plan(self, place: Place) -> Plan:
-        return Plan(self._shards, place, self.process_set.rank(), runtime.size_of(self.process_set))
 
     def _now(self) -> Place:
         return self._place if self._pass is None else self._pass.place
@@ -191,7 +187,7 @@ class _Pass:
         place = sampler._place if sampler._pass is None else Place(sampler._next_epoch)
         self.loader = loader
         self.sampler = sampler
-        self.plan: Plan = sampler._make_plan(place)
+        self.plan: Plan = sampler._plan_from(place)
         self.first = first
         self.end = first + self.plan.updates
         self._optimizer = weakref.ref(optimizer)
@@ -204,7 +200,7 @@ class _Pass:
     def made(self) -> int:
         """How many updates of the pass (an epoch, or its rest) this rank has applied."""
         optimizer = self._optimizer()
-        rounds = None if optimizer is None else optimizer._exchange.rounds_of(self._tenure)
+        rounds = None if optimizer is None else optimizer._exchange.work.rounds_of(self._tenure)
         if rounds is not None:
             self._made = min(max(self._made, rounds - self.first), self.plan.updates)
         return self._made
@@ -221,33 +217,6 @@ class _Pass:
     @property
     def place(self) -> Place:
         return self.plan.after(self.made)
-
-
-class _Batches:
-    """Loads an epoch's batches. Workers of the `DataLoader` load this rank's own in order; this process the others."""
-
-    def __init__(self, current: _Pass) -> None:
-        self._plan = current.plan
-        self._loader = current.loader
-        has_workers = self._loader.num_workers > 0
-        self._workers: Iterator[Any] = iter(self._loader) if has_workers else iter(())
-        self._handed_out = current.sampler._handed_out if has_workers else deque()
-
-    def get(self, update: int, number: int) -> Any:
-        """Return the batch of a micro-batch. Drops prefetched batches before it: other ranks have made these."""
-        wanted = update, number
-        while number in self._plan.own and self._handed_out and self._handed_out[0] <= wanted:
-            found, batch = self._handed_out.popleft(), next(self._workers)
-            if found == wanted:
-                return batch
-        return self._load(self._plan.indices(update, number))
-
-    def _load(self, indices: Sequence[int]) -> Any:
-        loader, dataset = self._loader, self._loader.dataset
-        fetch = getattr(dataset, "__getitems__", None)  # prefer `__getitems__` if the dataset has it, like a DataLoader
-        batch = loader.collate_fn(fetch(indices) if fetch else [dataset[index] for index in indices])
-        pins = loader.pin_memory and torch.cuda.is_available()
-        return pin_memory(batch) if pins else batch  # type: ignore[no-untyped-call]
 
 
 class _Timeline:
@@ -308,31 +277,24 @@ class DynamicShardingLoader:
     def __init__(self, loader: DataLoader[Any], optimizer: torch.optim.Optimizer) -> None:
         exchange = _exchange_of("DynamicShardingLoader", optimizer)
         wrapped: Any = optimizer
-        sampler = loader.batch_sampler if isinstance(loader, DataLoader) else None
+        sampler: Any = loader.batch_sampler if isinstance(loader, DataLoader) else None
         fits = isinstance(sampler, DynamicShardingSampler)
         require(fits, "loader", "a DataLoader with batch_sampler=DynamicShardingSampler(...)", loader)
-        assert isinstance(sampler, DynamicShardingSampler)
-        require(
-            getattr(loader, "in_order", True), "loader", "one that keeps the order of its batches", "in_order=False"
-        )
-        passes = wrapped.backward_passes_per_step
-        fits = sampler.backward_passes_per_step == passes
-        require(
-            fits,
-            "backward_passes_per_step of the sampler",
-            f"{passes}, as of the optimizer",
-            sampler.backward_passes_per_step,
-        )
+        in_order = getattr(loader, "in_order", True)
+        require(in_order, "loader", "one that keeps the order of its batches", "in_order=False")
+        passes, given = wrapped.backward_passes_per_step, sampler.backward_passes_per_step
+        allowed = f"{passes}, as of the optimizer"
+        require(given == passes, "backward_passes_per_step of the sampler", allowed, given)
         same = sampler.process_set.process_set_id == exchange.process_set.process_set_id
         require(same, "process_set of the sampler", "that of the optimizer", sampler.process_set)
         if wrapped not in _timelines:
-            if wrapped.rounds > 0 or exchange.begun is not None:
+            if wrapped.rounds > 0 or exchange.work.begun is not None:
                 raise ValueError(
                     "the optimizer has taken steps without a DynamicShardingLoader, so ranks do not know which update its data "
                     "begin with: wrap a new optimizer"
                 )
             _timelines[wrapped] = _Timeline()
-        exchange.begins_in_step = False
+        exchange.work.begins_in_step = False
         self._loader = loader
         self._optimizer = wrapped
         self._timeline = _timelines[wrapped]
@@ -352,24 +314,41 @@ class DynamicShardingLoader:
                 timeline.passes.popleft()
         finally:
             if timeline.loop is loop:  # let other ranks make the begun micro-batch, unless a newer loop has begun it
-                self._optimizer._exchange.give_back()
+                self._optimizer._exchange.work.give_back()
 
     def _batches(self, current: _Pass) -> Iterator[Any]:
-        optimizer = self._optimizer
-        batches = _Batches(current)
+        optimizer, plan = self._optimizer, current.plan
+        # Workers of the `DataLoader` load this rank's own batches in order, and this process loads the others.
+        workers: Iterator[Any] = iter(current.loader) if current.loader.num_workers > 0 else iter(())
+        handed_out = current.sampler._handed_out if current.loader.num_workers > 0 else deque()
+
+        def batch_of(update: int, number: int) -> Any:
+            while number in plan.own and handed_out and handed_out[0] <= (update, number):
+                found, batch = handed_out.popleft(), next(workers)
+                if found == (update, number):
+                    return batch  # those before were prefetched for micro-batches that other ranks have made
+            return _load(current.loader, plan.indices(update, number))
+
         while True:
             exchange = optimizer._exchange  # add_param_group may have replaced the exchange since the last batch
             number = exchange.begin_before(exchange.rounds + current.end - optimizer.rounds)
             if number is None:
                 return
             rounds = optimizer.rounds
-            yield batches.get(rounds - current.first + current.plan.place.update, number)
-            if (optimizer.rounds, optimizer._exchange.begun) == (rounds, number):
+            yield batch_of(rounds - current.first + plan.place.update, number)
+            if (optimizer.rounds, optimizer._exchange.work.begun) == (rounds, number):
                 raise RuntimeError(
                     "no step was taken with the last batch, for whose gradients all ranks wait. Call optimizer.step() after each "
                     "backward pass, and not after each K-th. To leave a batch out call optimizer.zero_grad() and "
                     "optimizer.step(): its gradients are zeros then"
                 )
+
+
+def _load(loader: DataLoader[Any], indices: Sequence[int]) -> Any:
+    fetch = getattr(loader.dataset, "__getitems__", None)  # preferred if the dataset has it, like in a DataLoader
+    batch = loader.collate_fn(fetch(indices) if fetch else [loader.dataset[index] for index in indices])
+    pins = loader.pin_memory and torch.cuda.is_available()
+    return pin_memory(batch) if pins else batch  # type: ignore[no-untyped-call]
 
 
 def micro_batch_seed(optimizer: torch.optim.Optimizer, base: int = 0) -> int:
@@ -399,9 +378,8 @@ def micro_batch_seed(optimizer: torch.optim.Optimizer, base: int = 0) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _exchange_of(user: str, optimizer: Any) -> WorkSharingExchange:
-    exchange = getattr(optimizer, "_exchange", None)
-    fits = isinstance(exchange, WorkSharingExchange)
+def _exchange_of(user: str, optimizer: Any) -> SharedGradients:
+    exchange: Any = getattr(optimizer, "_exchange", None)
+    fits = isinstance(exchange, SharedGradients)
     require(fits, f"optimizer of {user}", "of hvd.DistributedOptimizer(..., sync=hvd.WorkSharing())", optimizer)
-    assert isinstance(exchange, WorkSharingExchange)
     return exchange

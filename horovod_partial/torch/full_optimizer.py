@@ -147,7 +147,7 @@ def _reduce_last_group(optimizer: Any) -> None:
 
 
 def _is_synchronized(optimizer: Any) -> bool:
-    """Return whether gradients are reduced. If a GradScaler has skipped a step, `_synchronized` alone stays True."""
+    """Return whether gradients are reduced. `_synchronized` may be out of date: skipped steps leave it True."""
     return optimizer._synchronized and not optimizer._handles
 
 

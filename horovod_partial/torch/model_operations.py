@@ -7,15 +7,16 @@ from collections.abc import Sequence
 import torch
 from horovod.common.process_sets import ProcessSet, global_process_set
 
-from horovod_partial.exchange.arguments import of_average
+from horovod_partial.exchange.arguments import check_kinds, of_average
 from horovod_partial.policies import ModelPolicy, Quorum
 from horovod_partial.runtime import bucket_config
-from horovod_partial.torch.devices import device_number
+from horovod_partial.torch.devices import check_device, device_number
 from horovod_partial.torch.operations import (
     PartialHandle,
-    check_arguments,
+    check_call,
     empty_like,
     make_config,
+    require_tensor,
     runtime,
     submit,
     synchronize,
@@ -96,10 +97,15 @@ def arrive(
 ) -> PartialHandle:
     """Arrive with a model at its bucket. The average goes to `output`, which has the model's shape and dtype.
 
-    `Quorum(1.0)` makes a plain average over all ranks in training. `work`, in steps or iterations, decides the weight.
-    `members` are texts of `bucket_config.member`. A wrong tensor or name, or a call before `init`, raises ValueError.
+    `Quorum(1.0)` makes a plain average over all ranks in training. `work` is the number of steps, or the iteration: it
+    decides the model's weight in the average. `members` are texts of the model's tensors, which ranks compare. Raises
+    ValueError if the tensor or the name is wrong, or before `init`.
     """
-    name = check_arguments(tensor, name, process_set)
+    check_kinds({"name": name, "process_set": process_set})
+    require_tensor(tensor)
+    runtime.check_initialized()
+    check_device(tensor.device)
+    name = check_call(tensor, name)
     if not tensor.dtype.is_floating_point:
         raise ValueError(f"an average of models needs floating-point tensors, not {tensor.dtype}")
     config = make_config(

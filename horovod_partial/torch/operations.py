@@ -10,7 +10,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch import mpi_lib_v2, mpi_ops
 from horovod.torch.mpi_ops import Average, Sum
 
-from horovod_partial import _attach
+from horovod_partial import _attach, _core
 from horovod_partial.checks import is_int, require
 from horovod_partial.exchange.arguments import check_kinds, is_average, is_name, of_allreduce
 from horovod_partial.exchange.rounds import RoundInfo
@@ -150,6 +150,13 @@ def make_config(
     return _attach.BucketConfig(spec, dtype=_DTYPES[dtype], shape=list(shape), device=device)
 
 
+def config_of(spec: _core.BucketSpec, dtype: torch.dtype, tensor: torch.Tensor) -> _attach.BucketConfig:
+    """Build a bucket's declaration for the core. The contributions have the shape of `tensor`, and travel as `dtype`."""
+    return _attach.BucketConfig(
+        spec, dtype=_DTYPES[dtype], shape=list(tensor.shape), device=device_number(tensor.device)
+    )
+
+
 def wire_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype that travels: float32 for bfloat16. Raises ValueError for others that Horovod 0.28.1 lacks."""
     if dtype == torch.bfloat16:
@@ -238,22 +245,13 @@ def _submit(
     size = runtime.size_of(process_set) if mpi_ops.is_initialized() else None
     # Leave the mode of torch.set_default_device and its like, in which each access to a tensor runs slow Python code.
     with torch.DisableTorchFunction():
-        what = (
-            tensor.dtype,
-            tuple(tensor.shape),
-            tensor.device,
-            size,
-            op,
-            sync,
-            prescale_factor,
-            postscale_factor,
-        )
+        what = (tensor.dtype, tuple(tensor.shape), tensor.device, size, op, sync, prescale_factor, postscale_factor)
         try:
             config = _config_of(*what)
         except TypeError:  # an argument that cannot be hashed is wrong: checks without the cache say why
             config = _config_of.__wrapped__(*what)
         if config is not None:
-            return submit(tensor, output, _check_call(tensor, name), process_set, config)
+            return submit(tensor, output, check_call(tensor, name), process_set, config)
     check_kinds({"name": name})
     runtime.check_initialized()
     return mpi_ops._allreduce_async(tensor, output, name, op, prescale_factor, postscale_factor, process_set)
@@ -271,7 +269,7 @@ def _config_of(
     postscale_factor: float,
 ) -> _attach.BucketConfig | None:
     """Check the arguments of an operation, and build the bucket's declaration for the core; None under `Full()`."""
-    arguments = {"op": op, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    arguments: dict[str, Any] = {"op": op, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
     policy = of_allreduce(sync, arguments)
     if isinstance(policy, Full):
         return None
@@ -283,10 +281,8 @@ def _config_of(
         device=device_number(device),
         sync=policy,
         size=size,
-        op=op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
         missed=bucket_config.missed_by(policy, replays=False),
+        **arguments,
     )
 
 
@@ -301,16 +297,7 @@ def empty_like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(tensor)
 
 
-def check_arguments(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> str:
-    """Check the arguments that all partial collectives have in common, and return the name."""
-    check_kinds({"name": name, "process_set": process_set})
-    require_tensor(tensor)
-    runtime.check_initialized()
-    check_device(tensor.device)
-    return _check_call(tensor, name)
-
-
-def _check_call(tensor: torch.Tensor, name: str | None) -> str:
+def check_call(tensor: torch.Tensor, name: str | None) -> str:
     """Check the name, and what may differ between tensors of equal dtype and shape. Returns the name."""
     if not is_name(name) or not name:
         check_kinds({"name": name})

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.compression import Compression
-from horovod.torch.mpi_ops import Average
+from horovod.torch.mpi_ops import Average, Sum
 
 from horovod_partial import policies
 from horovod_partial.checks import require
@@ -19,16 +19,18 @@ from horovod_partial.exchange.arguments import (
     warn_of_policy,
     with_num_groups,
 )
+from horovod_partial.exchange.bucket_options import BucketOptions
 from horovod_partial.merging import MergedGradients
-from horovod_partial.policies import Full, ModelPolicy, Policy, Quorum, WorkSharing
-from horovod_partial.runtime import bucket_config
+from horovod_partial.policies import Full, ModelPolicy, Policy, Quorum, SharedUpdates, WorkSharing
 from horovod_partial.settings import settings
 from horovod_partial.torch import amp, full_optimizer
-from horovod_partial.torch.gradient_exchange import GradientExchange
+from horovod_partial.torch.bucket_set import BucketSet
+from horovod_partial.torch.late_gradients import LateGradients
 from horovod_partial.torch.model_exchange import ModelExchange
 from horovod_partial.torch.operations import runtime
+from horovod_partial.torch.round_applier import RoundApplier
 from horovod_partial.torch.round_steps import GradTransform, RoundSteps
-from horovod_partial.torch.work_sharing import WorkSharingExchange
+from horovod_partial.torch.shared_gradients import SharedGradients
 from horovod_partial.torch.wrapping import check_names, with_positions, wrap
 
 
@@ -153,25 +155,26 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if shares and merging is not None:
         raise ValueError("merging cannot be used with hvd.WorkSharing()")
 
-    def make_exchange(optimizer: torch.optim.Optimizer) -> GradientExchange:
-        return (WorkSharingExchange if shares else GradientExchange)(
-            optimizer,
-            names=with_positions(optimizer, names),
-            compression=compression,
-            backward_passes_per_step=backward_passes_per_step,
-            groups=groups,
-            sparse_as_dense=sparse_as_dense,
-            process_set=process_set,
-            grad_scaler=grad_scaler,
-            merging=merging,
-            round_steps=round_steps,
-            bucket_options={
-                # Merged gradients travel in rounds, even under Full(), where each round waits for every rank.
-                "sync": Quorum(1.0) if isinstance(policy, Full) else policy,
-                "op": op,
-                "gradient_predivide_factor": gradient_predivide_factor,
-                "missed": bucket_config.missed_by(policy, replays=True),
-            },
+    scales = grad_scaler is not None and grad_scaler.is_enabled()
+    agreed = {"grad_scaler": "a scaler" if scales else None} | round_steps.agreed
+    agreed["merging"] = None if merging is None else merging.agreed
+
+    def make_exchange(optimizer: torch.optim.Optimizer) -> RoundApplier:
+        sync: Any = SharedUpdates(backward_passes_per_step, grants=False) if shares else policy
+        options = BucketOptions(
+            runtime,
+            # Merged gradients travel in rounds, even under Full(), where each round waits for every rank.
+            Quorum(1.0) if isinstance(policy, Full) else sync,
+            horovods,
+            average=Average,
+            total=Sum,
+            replays=True,
+            unscaled=scales and process_set.included() and not runtime.is_alone(process_set),
+            agreed=[f"{name}={value}" for name, value in agreed.items() if value is not None],
+        )
+        buckets = BucketSet(optimizer, with_positions(optimizer, names), options, merging, shares_work=shares)
+        return (SharedGradients if shares else LateGradients)(
+            buckets, round_steps, grad_scaler, backward_passes_per_step
         )
 
     # If `_step_supports_amp_scaling` were True, a fused optimizer would unscale gradients before their reduction.

@@ -46,7 +46,7 @@ class ReplicaState:
     """
 
     def __init__(self, optimizer: Any, names: Mapping[torch.nn.Parameter, str], followers: Sequence[Any]) -> None:
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._parameters = {name: parameter for parameter, name in names.items()}
         self._followers = followers
 
@@ -80,12 +80,12 @@ class ReplicaState:
             target.copy_(value)
         for kind, name, what in own.keys() - numbers.keys():
             if kind == "state":
-                del self._optimizer.state[self._parameters[name]][what]
+                del self.optimizer.state[self._parameters[name]][what]
         for (kind, name, what), value in values.items():
             if kind == "state":
-                self._optimizer.state[self._parameters[name]][what] = value
+                self.optimizer.state[self._parameters[name]][what] = value
             elif kind == "group":
-                self._optimizer.param_groups[name][what] = value
+                self.optimizer.param_groups[name][what] = value
             elif kind == "follower":
                 followers[name][what] = value
         for follower, state in zip(self._followers, followers, strict=True):
@@ -99,9 +99,9 @@ class ReplicaState:
     def _values(self) -> Iterator[tuple[Key, Any]]:
         yield from self._of_parameters()
         for name, parameter in self._parameters.items():
-            for what, value in self._optimizer.state.get(parameter, {}).items():
+            for what, value in self.optimizer.state.get(parameter, {}).items():
                 yield ("state", name, what), value
-        for index, group in enumerate(self._optimizer.param_groups):
+        for index, group in enumerate(self.optimizer.param_groups):
             for what, value in group.items():
                 if what != "params":
                     yield ("group", index, what), value
@@ -111,7 +111,7 @@ class ReplicaState:
 
 
 class _Plan:
-    """How one rank's values come into this replica. Nothing is written before all of them are there."""
+    """Gives this replica the values of another rank: collects all copies first, and writes nothing by itself."""
 
     def __init__(self, arrays: Mapping[Key, Array]) -> None:
         self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # tensors to overwrite, each with its new contents

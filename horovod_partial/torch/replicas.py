@@ -16,10 +16,11 @@ from horovod.torch import functions, mpi_ops
 from horovod_partial.checks import require
 from horovod_partial.exchange import replicas
 from horovod_partial.exchange.arguments import check_kinds
-from horovod_partial.torch.gradient_exchange import GradientExchange
 from horovod_partial.torch.model_buckets import ModelBucket
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.replica import ReplicaState
+from horovod_partial.torch.round_applier import RoundApplier
+from horovod_partial.torch.shared_gradients import SharedGradients
 
 _NO_OPTIMIZER = SimpleNamespace(state={}, param_groups=[])
 
@@ -91,7 +92,7 @@ def save_checkpoint(path: str | os.PathLike[str], model: torch.nn.Module, optimi
                 f"{name} was taken before the flush, which may move it: give save_checkpoint the object itself, {name}={name}, and "
                 "not its state_dict()"
             )
-    if not getattr(getattr(optimizer, "_exchange", None), "shares_work", False):
+    if not isinstance(getattr(optimizer, "_exchange", None), SharedGradients):
         optimizer.flush()
     if not optimizer.process_set.included() or optimizer.process_set.rank() != 0:
         return
@@ -145,9 +146,9 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     functions.broadcast_parameters(params, root_rank)
     tensors = params.values() if isinstance(params, Mapping) else [tensor for _, tensor in params]
     sent = {tensor.data_ptr() for tensor in tensors if torch.is_tensor(tensor)}
-    for exchange in runtime.exchanges():
-        if isinstance(exchange, GradientExchange):
-            exchange.parameters_came(sent, root_rank)
+    for replica in [exchange.replica for exchange in runtime.exchanges()]:
+        if isinstance(replica, ReplicaState):
+            replica.optimizer._exchange.parameters_came(sent, root_rank)
 
 
 def _flush() -> None:
@@ -167,7 +168,7 @@ def broadcast_optimizer_state(
     _flush()
     functions.broadcast_optimizer_state(optimizer, root_rank, model)
     exchange = getattr(optimizer, "_exchange", None)
-    if isinstance(exchange, GradientExchange):
+    if isinstance(exchange, RoundApplier):
         exchange.state_came(root_rank)
     if optimizer.state:
         return

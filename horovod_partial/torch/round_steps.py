@@ -28,10 +28,7 @@ class RoundSteps:
     """
 
     def __init__(
-        self,
-        max_grad_norm: float | None = None,
-        max_grad_value: float | None = None,
-        grad_transform: GradTransform | None = None,
+        self, max_grad_norm: float | None, max_grad_value: float | None, grad_transform: GradTransform | None
     ) -> None:
         for name, value in (("max_grad_norm", max_grad_norm), ("max_grad_value", max_grad_value)):
             require(value is None or (is_number(value) and value > 0), name, "a number above 0", value)

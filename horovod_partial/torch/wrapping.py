@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,19 +25,23 @@ _names = InstanceNames(runtime)
 class Exchange:
     """Base class of what combines gradients before an optimizer's own step, or averages its model after the step.
 
-    The wrapped optimizer is the object that `wrap` returns. It holds the exchange, and `wrapped` refers weakly to it.
-    Its properties `last_round`, `last_average` and `updated` come from here. `synchronized` tells whether this step has
+    The wrapped optimizer is the object that `wrap` returns, and holds the exchange. Its properties `last_round`, `last_average` and `updated` come from here. `synchronized` tells whether this step has
     waited for its results, and `synchronizes_in_step` whether `step` waits for them.
     """
 
     process_set: ProcessSet
     round_steps: RoundSteps
-    wrapped: weakref.ref[Any]
-    synchronized = True
     synchronizes_in_step = True
     last_round: RoundInfo | None = None
     last_average: Any = None
     updated = 1
+
+    def belong_to(self, optimizer: Any) -> None:
+        """Learn which wrapped optimizer holds this object. The reference must be weak."""
+
+    @property
+    def synchronized(self) -> bool:
+        return True
 
     @property
     def rounds(self) -> int:
@@ -192,7 +195,7 @@ class _Methods(torch.optim.Optimizer):
         self._rounds_before = runtime.generation, self.rounds
         exchange.succeed(self._exchange)
         self._exchange = exchange
-        exchange.wrapped = weakref.ref(self)
+        exchange.belong_to(self)
         exchange.set_passes(self.backward_passes_per_step)
         take_over(self, exchange.process_set)
 
@@ -356,7 +359,7 @@ def wrap(
     vars(instance).update(own_attributes(optimizer))
     instance._exchange = exchange
     instance._make_exchange = make_exchange
-    exchange.wrapped = weakref.ref(instance)
+    exchange.belong_to(instance)
     instance.backward_passes_per_step = backward_passes_per_step
     take_over(instance, exchange.process_set)
     return instance

@@ -206,7 +206,7 @@ def test_a_loop_may_be_left_early(world: World, workers: int) -> None:
     training = Training(world, "training", slow=-1, workers=workers)
     for batch in training.loader:
         assert len(batch) == BATCH_SIZE
-        assert training.optimizer._exchange.begun is not None
+        assert training.optimizer._exchange.work.begun is not None
         if world.rank == 0:
             break
         rounds, number = training.optimizer.begin_micro_batch()
@@ -215,7 +215,7 @@ def test_a_loop_may_be_left_early(world: World, workers: int) -> None:
         training.made.append((rounds, number, batch.tolist(), 0))
         if len(training.made) == world.rank:
             break
-    assert training.optimizer._exchange.begun is None
+    assert training.optimizer._exchange.work.begun is None
     assert training.sampler.epoch == 0
     training.epoch(1)
     assert training.optimizer.rounds == 2 * UPDATES

@@ -37,7 +37,7 @@ from harness.world import World
 
 import horovod_partial.torch as hvd
 from horovod_partial.settings import settings
-from horovod_partial.torch import gradient_exchange
+from horovod_partial.torch import bucket_set
 
 pytestmark = front_end
 
@@ -69,7 +69,7 @@ def test_backward_in_two_threads(world: World, monkeypatch: pytest.MonkeyPatch) 
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD([*parameters[0], *parameters[1]], lr=0.1, momentum=0.9), groups=parameters, sync=EVERYBODY
     )
-    name = optimizer._exchange._name
+    name = optimizer._exchange._set._name
     current = name.current
     monkeypatch.setattr(name, "current", lambda: [time.sleep(0.2), current()][1])
     threads = [
@@ -92,7 +92,7 @@ def test_backward_after_a_refused_capture(world: World, monkeypatch: pytest.Monk
         raise RuntimeError("refused")
 
     with monkeypatch.context() as patch:
-        patch.setattr(gradient_exchange, "refuse_capture", refuse)
+        patch.setattr(bucket_set, "refuse_capture", refuse)
         with pytest.raises(RuntimeError, match="refused"):
             loss_of(model, world.rank, 0).backward()
     train(world, optimizer, model, 2)

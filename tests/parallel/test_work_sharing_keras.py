@@ -76,9 +76,9 @@ class Paced(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         sharing = self.optimizer_._horovod.sharing
-        if sharing is None or sharing.begun is None:
+        if sharing is None or sharing.work.begun is None:
             return
-        update, number = self.optimizer_.rounds, sharing.begun
+        update, number = self.optimizer_.rounds, sharing.work.begun
         if self.world.rank == 1 and update > 0:
             for other in range(PASSES * self.world.size):
                 if other != number:
@@ -96,8 +96,8 @@ class Telling(DynamicShardingDataset):
 
     def _load(self, indices: list[int]) -> Any:
         sharing = self._optimizer._horovod.sharing
-        if sharing is not None and sharing.begun is not None:
-            self.world.tell(f"{self._optimizer.rounds}.{sharing.begun}")
+        if sharing is not None and sharing.work.begun is not None:
+            self.world.tell(f"{self._optimizer.rounds}.{sharing.work.begun}")
         return super()._load(indices)
 
 
@@ -356,7 +356,7 @@ def test_what_is_left_early_is_not_forgotten(world: World) -> None:
         model.stop_training = optimizer.rounds >= 1
 
     model.fit(dataset, epochs=3, callbacks=[AtEnd(batch=stop)], verbose=0)
-    assert optimizer._horovod.sharing.begun is None  # other ranks may make it
+    assert optimizer._horovod.sharing.work.begun is None  # other ranks may make it
     with pytest.raises(RuntimeError, match="an epoch of another dataset was left early"):
         model.fit(DynamicShardingDataset(*data(world), optimizer=optimizer, batch_size=BATCH), verbose=0)
     model.fit(dataset, verbose=0)

@@ -5,11 +5,22 @@ from horovod.torch.compression import Compression
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_partial.torch.buckets import GradientBucket, plan
+from horovod_partial.exchange import bucket_plan
+from horovod_partial.exchange.bucket_options import positions_of
+from horovod_partial.torch.buckets import GradientBucket, kind
 
 
 def parameters(*sizes: int, dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
     return [torch.nn.Parameter(torch.zeros(size, dtype=dtype)) for size in sizes]
+
+
+def plan(
+    listed: list[torch.nn.Parameter], groups: list[list[int]], bucket_bytes: float
+) -> list[list[torch.nn.Parameter]]:
+    sizes = [p.numel() * p.element_size() for p in listed]
+    return [
+        [listed[i] for i in bucket] for bucket in bucket_plan.plan([*map(kind, listed)], sizes, groups, bucket_bytes)
+    ]
 
 
 def sizes(buckets: list[list[torch.nn.Parameter]]) -> list[list[int]]:
@@ -17,35 +28,39 @@ def sizes(buckets: list[list[torch.nn.Parameter]]) -> list[list[int]]:
 
 
 def test_reverse_order_as_backward_makes_them() -> None:
-    assert sizes(plan(parameters(1, 2, 3), None, 1e6)) == [[3, 2, 1]]
+    assert sizes(plan(parameters(1, 2, 3), [], 1e6)) == [[3, 2, 1]]
 
 
 def test_a_bucket_is_closed_when_it_has_its_size() -> None:
-    assert sizes(plan(parameters(1, 2, 3, 4), None, 5 * 4)) == [[4, 3], [2, 1]]
-    assert sizes(plan(parameters(1, 2, 3, 4), None, 1)) == [[4], [3], [2], [1]]
+    assert sizes(plan(parameters(1, 2, 3, 4), [], 5 * 4)) == [[4, 3], [2, 1]]
+    assert sizes(plan(parameters(1, 2, 3, 4), [], 1)) == [[4], [3], [2], [1]]
 
 
 def test_one_dtype_to_a_bucket() -> None:
     single, double = parameters(1, 2), parameters(3, dtype=torch.float64)
-    buckets = plan([single[0], double[0], single[1]], None, 1e6)
+    buckets = plan([single[0], double[0], single[1]], [], 1e6)
     assert sorted(sizes(buckets)) == [[2, 1], [3]]
     assert all(len({p.dtype for p in bucket}) == 1 for bucket in buckets)
 
 
 def test_groups_of_the_user_come_first() -> None:
-    a, b, c, d = parameters(1, 2, 3, 4)
-    assert sizes(plan([a, b, c, d], [[a, c]], 1e6)) == [[3, 1], [4, 2]]
+    assert sizes(plan(parameters(1, 2, 3, 4), [[0, 2]], 1e6)) == [[3, 1], [4, 2]]
+
+
+def test_a_number_of_groups() -> None:
+    assert positions_of(2, "abc", str) == [[0, 1], [2]]
+    assert positions_of(0, "abc", str) == positions_of(None, "abc", str) == []
 
 
 def test_nothing_to_reduce() -> None:
-    assert plan([], None, 1e6) == []
+    assert plan([], [], 1e6) == []
     assert plan([], [[]], 1e6) == []
 
 
 @given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 400))
 def test_every_parameter_is_in_one_bucket(counts: list[int], bucket_bytes: int) -> None:
     all_parameters = parameters(*counts)
-    buckets = plan(all_parameters, None, bucket_bytes)
+    buckets = plan(all_parameters, [], bucket_bytes)
     flat = [id(p) for bucket in buckets for p in bucket]
     assert flat == [id(p) for p in reversed(all_parameters)]
     assert all(sum(p.numel() * 4 for p in bucket[:-1]) < bucket_bytes for bucket in buckets)

@@ -1,4 +1,4 @@
-"""What each defect of tests/cpp/mutants.toml replaces stands in the sources, so that `make mutants` can plant it."""
+"""What each defect of the lists of mutants replaces stands in the sources, so that `make mutants` can plant it."""
 
 import sys
 from pathlib import Path

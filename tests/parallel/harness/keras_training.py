@@ -163,7 +163,7 @@ def run_linear(world: World, optimizer: Any, step: Callable[[Any], None], steps:
 def ended(optimizer: Any) -> int:
     """How many rounds have ended on this rank, whether it has taken them or not."""
     raw = backend.runtime.statistics(0)
-    return min(raw[name]["completed"] for name in optimizer._horovod._made._bucket_names())
+    return min(raw[name]["completed"] for name in optimizer._horovod._made.bucket_names)
 
 
 @contextlib.contextmanager

@@ -413,7 +413,7 @@ class Keras(Trainer):
         return optimizer._horovod._made
 
     def buckets(self, optimizer: Any) -> list[str]:
-        return list(self.averages(optimizer)._bucket_names())
+        return list(self.averages(optimizer).bucket_names)
 
     def plain(self) -> Any:
         return self.keras.optimizers.SGD(0.1)

@@ -1,0 +1,112 @@
+"""How an optimizer's gradients travel under a partial policy, and which of them travel together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+from horovod.common.process_sets import ProcessSet
+from horovod.common.util import split_list
+
+from horovod_partial import _core
+from horovod_partial.exchange import bucket_plan
+from horovod_partial.exchange.arguments import check_predivide, is_average
+from horovod_partial.policies import Policy, SharedUpdates
+from horovod_partial.runtime import bucket_config
+from horovod_partial.runtime.runtime import Runtime
+from horovod_partial.settings import settings
+
+
+class BucketOptions:
+    """The options of the buckets of a tape or of an optimizer, checked when this object is made.
+
+    `arguments` are those of Horovod's optimizer: `compression`, `sparse_as_dense`, `op`, `gradient_predivide_factor`,
+    `groups` and `process_set`. `average` and `total` are Horovod's numbers for the operations Average and Sum.
+    The argument `replays` says whether the caller can apply missed rounds one by one. The attribute `replays` says
+    whether this is done. If `unscaled`, gradients travel without their loss scale, and late gradients travel
+    even if they are not finite. `factor` multiplies each result. `agreed` are texts of what else must be equal on all
+    ranks.
+
+    Raises ValueError if an argument is wrong, or the process set is not registered.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        sync: Policy | SharedUpdates,
+        arguments: Mapping[str, Any],
+        *,
+        average: int,
+        total: int,
+        replays: bool,
+        unscaled: bool = False,
+        factor: float = 1.0,
+        agreed: Sequence[str] = (),
+    ) -> None:
+        check_predivide(arguments, average)
+        predivide, groups = arguments["gradient_predivide_factor"], arguments["groups"]
+        grouped = [id(variable) for group in groups for variable in group] if isinstance(groups, list) else []
+        if len(set(grouped)) < len(grouped):
+            raise ValueError("A parameter can only appear once in groups.")
+        missed = bucket_config.missed_by(sync, replays=replays)
+        self.process_set: ProcessSet = arguments["process_set"]
+        self.compression = arguments["compression"]
+        self.sparse_as_dense = arguments["sparse_as_dense"]
+        self.unscaled = unscaled
+        self.replays = missed == "replay"
+        self.factor = factor
+        self._runtime = runtime
+        self._sync = sync
+        self._groups = groups
+        self._options = {
+            "average": is_average(arguments["op"], average, total),
+            "prescale_factor": 1.0 / predivide,
+            "postscale_factor": predivide * factor,
+            "drop_nonfinite": not unscaled,
+            "agreed": tuple(agreed),
+            "missed": missed,
+        }
+        self.spec()
+
+    def spec(self, members: Sequence[str] = (), *, grants: bool = False, **options: Any) -> _core.BucketSpec:
+        """Return the declaration of a bucket. `members` are texts of its gradients: ranks compare them in round 0.
+
+        `grants` is True for the bucket that grants micro-batches under work sharing. `options` are arguments of
+        `bucket_config.arguments`, and replace those of this object.
+        """
+        # Ask for the number of ranks each time, because an elastic job may change it.
+        return bucket_config.arguments(
+            sync=SharedUpdates(self._sync.passes, grants) if isinstance(self._sync, SharedUpdates) else self._sync,
+            size=self._runtime.size_of(self.process_set),
+            members=members,
+            **(self._options | options),
+        )
+
+    def plan(
+        self,
+        keys: Sequence[Hashable],
+        kinds: Sequence[Hashable],
+        sizes: Sequence[int],
+        *,
+        key_of: Callable[[Any], Hashable] = lambda variable: variable,
+    ) -> list[list[int]]:
+        """Plan which gradients travel together, without measurements. Returns the gradients' positions in each bucket.
+
+        `keys`, `kinds` (such as dtypes) and `sizes` (in bytes) have an entry for each gradient, in the order of the
+        model. `key_of` returns the key of a variable in one of the user's groups.
+        """
+        groups = positions_of(self._groups, keys, key_of)
+        return bucket_plan.plan(kinds, sizes, groups, settings().bucket_mb * 1e6)
+
+
+def positions_of(
+    groups: int | list[list[Any]] | None, keys: Sequence[Hashable], key_of: Callable[[Any], Hashable]
+) -> list[list[int]]:
+    """Return the positions of each group's variables in a step.
+
+    `groups` is the user's argument. `keys` and `key_of` are those of `BucketOptions.plan`.
+    """
+    if groups and isinstance(groups, int):
+        return split_list(list(range(len(keys))), groups)
+    positions = {key: position for position, key in enumerate(keys)}
+    return [[positions[key] for key in map(key_of, group) if key in positions] for group in groups or []]

@@ -1,0 +1,266 @@
+"""The policy `hvd.WorkSharing`: any free rank computes the next micro-batch of an update (docs/protocol.md, rule 17)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from horovod_partial.exchange.work_sharing import SharedWork
+from horovod_partial.runtime.appliers import Thread, this_thread
+from horovod_partial.torch.bucket_set import BucketSet
+from horovod_partial.torch.buckets import GradientFamily
+from horovod_partial.torch.micro_batch_bucket import MicroBatchBucket
+from horovod_partial.torch.operations import runtime
+from horovod_partial.torch.round_applier import RoundApplier
+from horovod_partial.torch.round_steps import RoundSteps
+from horovod_partial.torch.wrapping import Exchange
+
+
+class SharedGradients(RoundApplier):
+    """Combines an optimizer's gradients under `hvd.WorkSharing`. A backward pass and a `step` make one micro-batch.
+
+    `work` decides which micro-batch this rank makes. `updated` is the number of updates that were applied between the
+    ends of the last two steps.
+    """
+
+    buckets: list[MicroBatchBucket]
+
+    def __init__(
+        self,
+        buckets: BucketSet,
+        round_steps: RoundSteps,
+        grad_scaler: torch.amp.GradScaler | None,
+        passes: int,
+    ) -> None:
+        self.work = SharedWork(runtime, buckets.process_set, passes, self)
+        self.work.is_alone = not buckets.travels
+        super().__init__(buckets, round_steps, grad_scaler, passes)
+        self.updated = 0
+        self._applied = 0  # how many updates have been applied
+        self._told = 0  # how many updates had been applied at the end of the last step
+        self._scale = 1.0
+        if not self.process_set.included():
+            return
+        buckets.register_hooks(self)
+        for parameter in buckets.bucket_of:
+            # A hook of the tensor runs before backward adds to its `grad`.
+            buckets.keep(parameter.register_hook(functools.partial(_clear_result, parameter)))  # type: ignore[no-untyped-call]
+        if self.work.is_alone:
+            self.unscales = grad_scaler is not None and grad_scaler.is_enabled()
+        else:
+            runtime.take_part_in_flushes(self.work)
+
+    @property
+    def thread(self) -> Thread:
+        """The thread that took the last step."""
+        return self.work.thread
+
+    @thread.setter
+    def thread(self, thread: Thread) -> None:
+        self.work.thread = thread
+
+    @property
+    def rounds(self) -> int:
+        return self.work.rounds
+
+    @property
+    def family(self) -> GradientFamily | None:
+        return None if self.wrapped is None else super().family  # without its optimizer, no update can be applied
+
+    def _enter(self) -> None:
+        if not self.work.is_alone and self.work.enter():
+            self._set.enter(self.replica)
+            for bucket in self.buckets:
+                bucket.abandon()  # gradients of an earlier generation of Horovod are lost
+            self._set.family.declare()
+
+    def gradient(self, parameter: torch.nn.Parameter) -> None:
+        self._enter()
+        if self.work.begun is None:
+            self._begin_in_backward()
+        if parameter not in self._set.bucket_of[parameter].missing:
+            raise AssertionError(
+                f"gradients of {self._set.names[parameter]} were computed twice before step(). Under hvd.WorkSharing() each backward "
+                "pass is a micro-batch, and an update has backward_passes_per_step of them for each rank: call optimizer.step() after "
+                "each backward pass. A micro-batch may have several losses if no two have gradients of the same parameter: add them "
+                "up, or use detach() and requires_grad_(False), as for a GAN"
+            )
+        self._set.check_sparse(parameter)
+        if not self.is_under_way and self.unscales and self._grad_scaler is not None:
+            self._scale = self._grad_scaler.get_scale()
+        self._add(parameter)
+
+    def _begin_in_backward(self) -> None:
+        """Begin a micro-batch after its forward pass. Raises RuntimeError if an update may have changed the weights."""
+        self._require_loader()
+        if not self.work.begin(waits=False):
+            raise RuntimeError(
+                "no micro-batch has begun here, and an update may have been made since the forward pass. step() begins the next "
+                "one; where a step or a flush was interrupted, call optimizer.begin_micro_batch() before the next forward pass"
+            )
+
+    def _require_loader(self) -> None:
+        if not self.work.begins_in_step and self.work.begun is None:
+            raise RuntimeError(_NOT_BEGUN)
+
+    def _add(self, parameter: torch.nn.Parameter) -> None:
+        bucket: Any = self._set.bucket_of[parameter]
+        is_complete = bucket.add(parameter, parameter.grad, self._scale)
+        parameter.grad = bucket.views[parameter]
+        if is_complete and self.work.is_alone:
+            bucket.stay()
+        elif is_complete:
+            self._set.family.arrive(bucket)
+
+    def begin(self) -> tuple[int, int]:
+        number = self.begin_before(math.inf)
+        assert number is not None
+        return self.rounds, number
+
+    def begin_before(self, rounds: float) -> int | None:
+        """Begin a micro-batch, unless one has begun. See `SharedWork.begin_before`."""
+        self._enter()
+        self.thread = this_thread()
+        return self.work.begin_before(rounds)
+
+    def require_begun(self) -> int:
+        """Return the begun micro-batch's number, or begin one. If a loader should have begun it, raise RuntimeError."""
+        self._require_loader()
+        return self.begin()[1]
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether gradients of a micro-batch wait for its step."""
+        return any(bucket.is_begun or not bucket.missing for bucket in self.buckets)
+
+    def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._local_steps += 1
+        if not self.process_set.included():
+            optimizer._base.step(optimizer)
+            self.work.applied()
+            self.updated = 1
+            return loss
+        self._enter()
+        self.thread = this_thread()
+        self._set.check_layers(optimizer)
+        self._complete_micro_batch()
+        while self.work.must_apply():
+            self._apply_all(optimizer)
+        self._set.tell()
+        self.updated, self._told = self._applied - self._told, self._applied
+        return loss
+
+    def _complete_micro_batch(self) -> None:
+        self.require_begun()
+        for bucket in reversed(self.buckets):  # arrive at the first bucket last: this arrival ends the micro-batch
+            for parameter in list(bucket.missing):
+                _clear_result(parameter)
+                self._add(parameter)
+        same = all(bucket.is_unchanged for bucket in self.buckets)
+        for bucket in self.buckets:
+            bucket.reset()
+            for parameter in bucket.parameters:
+                parameter.grad = None
+        self.work.begun = None
+        if not same:
+            raise RuntimeError(
+                "gradients were changed after backward, while they travelled. Under hvd.WorkSharing() they are those of several "
+                "micro-batches, and of other ranks' too: pass max_grad_norm=, max_grad_value= or grad_transform= to "
+                "hvd.DistributedOptimizer, which change those of the update"
+            )
+        self.work.complete()
+
+    def _take_round(self) -> bool:
+        if self.work.is_alone:
+            taken = self.work.is_complete and self._show(True, steps=1.0)
+        else:
+            taken = self._take_into_gradients()
+        if taken:
+            self.work.applied()
+            self._steps_in_round = 1.0  # an update of work sharing counts as one step of a learning rate schedule
+            for bucket in self.buckets:
+                bucket.begin_update()
+        return taken
+
+    def _apply_round(self, optimizer: Any) -> None:
+        try:
+            super()._apply_round(optimizer)
+        finally:  # gradients of an applied update must not enter the next micro-batch, even if a hook fails
+            self._applied += 1
+            self._mark_results()
+
+    @contextmanager
+    def _gradients_kept(self) -> Iterator[None]:
+        try:
+            with super()._gradients_kept():
+                yield
+        finally:
+            self._mark_results()  # between two steps each `grad` is the result of an update, if it is not None
+
+    def _mark_results(self) -> None:
+        """Mark each `grad` as the result of an update, which the program may read until its next backward pass."""
+        for parameter in self._set.bucket_of:
+            if parameter.grad is not None:
+                # Make another object, because the bucket's view will hold other gradients.
+                parameter.grad = parameter.grad.detach()
+                parameter.grad.is_result = True  # type: ignore[attr-defined]
+
+    def apply_updates(self) -> None:
+        with self._gradients_kept():
+            self._apply_all(self.wrapped)
+
+    def succeed(self, before: Exchange) -> None:
+        super().succeed(before)
+        assert isinstance(before, SharedGradients)
+        self.work.begins_in_step = before.work.begins_in_step
+
+    def synchronize(self) -> None:
+        raise RuntimeError(
+            "there is nothing to wait for between backward and step under hvd.WorkSharing(): the gradients of an update are "
+            "complete in step(). Clip with max_grad_norm= or max_grad_value=, or pass grad_transform="
+        )
+
+    def before_zero_grad(self) -> None:
+        if self.is_under_way:
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step(). This is prohibited: "
+                "the gradients are on their way."
+            )
+
+    def forget(self) -> None:
+        if not runtime.failed and self._set.family.is_under_way:
+            raise AssertionError(
+                "optimizer.load_state_dict() was called within an update, of which this rank has made micro-batches: call "
+                "optimizer.flush() on every rank before"
+            )
+        self._set.forget()
+        self._flushed_at = self._local_steps
+        self.work.forget()
+
+    def set_passes(self, passes: int) -> None:
+        if passes != self._passes:
+            raise ValueError("backward_passes_per_step cannot change under hvd.WorkSharing(): wrap a new optimizer")
+
+    def before_state_dict(self) -> None:
+        """Do nothing: between two steps, and in round hooks, the state always contains this rank's newest update."""
+
+
+def _clear_result(parameter: torch.nn.Parameter, *_: Any) -> None:
+    """Set `grad` to None if it is the result of an update, because it must not enter the next micro-batch."""
+    if getattr(parameter.grad, "is_result", False):
+        parameter.grad = None
+
+
+_NOT_BEGUN = (
+    "no micro-batch has begun here. Under DynamicShardingLoader one begins when its loop gives a batch: let each batch have one "
+    "backward pass and one step(), in the loop, and flush after step()"
+)
