@@ -71,8 +71,8 @@ class Coordinator {
 
   // Returns a text with a line for each wait that began at `oldest` or before: which round or flush waits for whom.
   // Horovod's stall inspector cannot see waits for rounds and flushes. If `explained` is set, heartbeats have logged
-  // the waits of threads (docs/protocol.md, rule 14). Then the text has only the waits that heartbeats do not see: that for the
-  // end of a bucket, and that of ranks that have ended.
+  // the waits of threads (docs/protocol.md, rule 14). Then the text has only the waits that heartbeats do not see: that
+  // for the end of a bucket, and that of ranks that have ended.
   std::string DescribeWaits(Time oldest, bool explained) const {
     const bool seen = explained && flushing_since_ != kNever;
     return horovod_partial::DescribeWaits(levels_, buckets_, seen ? kNever : flush_since_, oldest, !explained);
