@@ -117,7 +117,7 @@ class Family:
     def take_round(self, pointers: Sequence[int]) -> int | None:
         """Write the results of the oldest round that can be taken to memory. Returns its number of gradients, or None."""
     def claim(self) -> None:
-        """From now on the calling thread arrives at these buckets, in place of another thread."""
+        """Tell the core that the calling thread arrives at these buckets next, even if another one did before."""
     def clear(self) -> None:
         """Forget this rank's late contributions and missed results."""
     def catch_up(self, iteration: int) -> int:

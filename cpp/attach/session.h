@@ -125,7 +125,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   // --- Members that only Horovod's background thread uses
   std::string broken_;                      // the error after which nothing can be reduced; empty without one
   std::string failure_;                     // the error of a hook, which is sent to the other ranks
-  std::map<std::string, Closing> grouped_;  // closings with groups that Horovod has not executed, by name in messages
+  std::map<std::string, Closing> grouped_;  // closings with groups, not executed yet, by their bucket's WireName
   std::optional<GroupCommunicators> communicators_;
   std::optional<Entries> entries_;
   std::optional<CycleRecord> record_;

@@ -75,7 +75,8 @@ struct SharedBucket {
   // Returns true if the bucket has an owner, whose model lacks gradients: what is pending here, or missed results.
   bool Unsettled() const;
   bool Retired() const { return OwnerIsGone() && operation == nullptr; }
-  // Returns 0 if ranks compare replicas in this bucket, because flushes do not wait for it. Otherwise returns 1.
+  // Returns what this bucket adds to Surroundings::in_use. That is 1, but 0 if ranks compare replicas in this bucket,
+  // because flushes do not wait for such a bucket.
   int Counts() const { return IsOfFlushes(core.name()) ? 0 : 1; }
   recording::BucketLabel label() const {
     return {surroundings.process_set, core.name(), config.spec.policy.description, core.bytes()};

@@ -38,9 +38,10 @@ struct SharedJobResult {
 };
 
 // Simulates one job in one thread. The classes that deal out micro-batches in a real job (Ledger, OwnShare) run here
-// too, driven by events. A rank that may begin a micro-batch does so at once. Another rank waits for the next cycle in
-// which the coordinator has a micro-batch for it. A delay comes before the compute of its micro-batch. A message of the
-// update is ready when the micro-batch that ends last has made it. A negotiation takes no time, as in Job.
+// too, driven by events. A rank begins a micro-batch as soon as it may. If it may begin none, it waits for the next
+// cycle in which the coordinator grants it one. In a micro-batch the delay comes first, then the compute. A message
+// is ready when the micro-batch that ends last has computed the message's gradients. A negotiation takes no time, as
+// in Job.
 //
 // In the first update of a real job each rank makes its own micro-batches. Here the first update is like all others.
 class SharedJob {

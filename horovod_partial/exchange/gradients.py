@@ -343,8 +343,9 @@ class GradientExchange:
             for i in set(range(len(scaled))) - set(shared):
                 if scaled[i] is not None:
                     scaled[i] = self._framework.divided(scaled[i], self._runtime.size_of(self.process_set))
-        travels = self.process_set.included() and (self.options is None or not self._runtime.is_alone(self.process_set))
-        return scaled, shared if travels else []
+        if not shared or not self.process_set.included():
+            return scaled, []
+        return scaled, [] if self.options is not None and self._runtime.is_alone(self.process_set) else shared
 
     def _wires(self, options: BucketOptions, gradients: list[Any], variables: list[Any]) -> tuple[str, list[Wire]]:
         """Return the prefix of the names of a step's buckets, and the gradients as they travel."""

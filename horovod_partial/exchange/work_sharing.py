@@ -16,11 +16,11 @@ from horovod_partial.runtime.tenure import Tenure
 
 
 class Updates(Protocol):
-    """A framework's side of an optimizer whose work is shared: its buckets, its model, and updates of the model.
+    """What `SharedWork` needs from a framework: an optimizer's buckets and model, and functions that apply updates.
 
-    `family` is None while no bucket has been declared. The first bucket of `family` keeps the grants. `is_under_way` is
-    True while gradients of a micro-batch exist and wait for a step. `is_applying` is True while an update is applied. A
-    flush compares `replica` with other ranks; None compares nothing.
+    `family` is None while no bucket has been declared. The core grants micro-batches in the first bucket of `family`.
+    `is_under_way` is True while gradients of a micro-batch exist and wait for a step. `is_applying` is True while an
+    update is applied. A flush compares `replica` with other ranks; None compares nothing.
     """
 
     @property
@@ -117,9 +117,9 @@ class SharedWork:
         self._begins = True
 
     def must_apply(self) -> bool:
-        """Return whether an update must be applied now.
+        """Wait until an update must be applied (returns True) or this rank may begin a micro-batch (returns False).
 
-        If not, the next micro-batch begins, unless a loader begins it, or `end` updates have been made.
+        If False, this call begins it, unless a loader does. After `end` updates none begins, and nothing waits.
         """
         return self.is_complete or (self.rounds < self.end and not self._next(begins=self._begins, waits=True))
 

@@ -70,8 +70,8 @@ def average_(
 
     Copies of the variables travel, because the optimizer may write the variables meanwhile. Half precision travels as
     float32, so that the average is exact enough. If one variable is float64, all travel as float64. If this rank was
-    late, and the policy's results are not for late ranks (`takes_late`), the variables stay unchanged. `steps` are the
-    steps, or the iteration, that decide the weight of this rank's model.
+    late, and the policy's results are not for late ranks (`takes_late`), the variables stay unchanged. `steps` is the
+    number of steps, or the iteration: it decides the weight of this rank's model.
     """
     natives = [native(variable) for variable in variables]
     wide = tf.float64 if any(variable.dtype == tf.float64 for variable in natives) else tf.float32

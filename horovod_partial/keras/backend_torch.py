@@ -97,6 +97,7 @@ class _Buckets:
             )
             for name, positions, members, _ in planned
         ]
+        buckets[0].grants = kind_of_bucket is MicroBatchBucket
         self.family = GradientFamily(options, buckets)
         self._variables = variables
         self._apply = apply
@@ -195,7 +196,6 @@ class SharedGradients:
         self._buckets = _Buckets(planned, variables, options, None, MicroBatchBucket)
         self.family = self._buckets.family
         self._sums: list[Any] = self.family.buckets  # each is a MicroBatchBucket
-        self._sums[0].grants = True
 
     def declare(self) -> None:
         """Declare the buckets. The first bucket also keeps account of the micro-batches that were granted."""

@@ -233,7 +233,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         step, per_epoch = steps - self._first, self.steps_per_epoch
         last = math.inf if self.end_epoch is None else math.ceil(self.end_epoch) * per_epoch - 1
         if self._is_under_way and step > last:
-            step = int(last)  # no round began at the last step before `end_epoch`: set the learning rate of that step
+            step = int(last)  # the count has jumped over the last step before `end_epoch`: set that step's rate now
         rate = self._rate_at(*divmod(step, per_epoch))
         self._is_under_way = rate is not None and step < last
         return rate

@@ -365,7 +365,7 @@ class _State:
             is_last = keras.ops.equal(inner(optimizer)._iterations % passes, 0)
             keras.ops.cond(is_last, lambda: exchange.average(optimizer, variables), lambda: None)
             return result
-        if self.accumulates(optimizer):
+        if not self.shares_work and self.accumulates(optimizer):
             return optimizer._base.apply(optimizer, gradients, variables)
         if self.unscaled:  # remove the loss scale, because it may change before a late gradient is applied
             scale = optimizer.dynamic_scale

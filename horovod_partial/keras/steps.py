@@ -98,7 +98,7 @@ class Rates:
         self._are_set.assign(True)
 
     def remove(self, callback: Any) -> None:
-        """Let a callback set no further rates."""
+        """Stop asking a callback for learning rates."""
         self._callbacks.remove(callback)
         self._are_set.assign(bool(self._callbacks))
 

@@ -70,6 +70,7 @@ class WorkSharingExchange:
         )
         self.work = SharedWork(backend.runtime, gradients.family.process_set, passes, self)
         self.work.end = end
+        self.work.thread = this_thread()
         if not self.work.is_alone:
             self.work.enter()
             gradients.declare()

@@ -89,7 +89,7 @@ def slot_of(task: Task, slots: Sequence[SlotInfo]) -> SlotInfo:
 
 
 def ports_of(task: Task) -> list[int]:
-    """Return the ports on which the rendezvous may listen, the same on every task of a step. Some may be in use."""
+    """Return ports for the rendezvous to try, the same on every task of a Slurm step. Some may be in use."""
     return random.Random(task.step).sample(PORTS, CANDIDATES)
 
 

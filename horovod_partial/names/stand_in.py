@@ -43,7 +43,10 @@ def install(tell: Callable[[str, list[str]], None]) -> None:
 
 
 class _Then(Loader):
-    """A loader that calls a function after it has loaded a module. A framework's version is checked before."""
+    """A loader that loads a module, then calls `then`.
+
+    Before it loads `horovod.torch` or `horovod.tensorflow`, it checks the versions of Horovod and of the framework.
+    """
 
     def __init__(self, loader: Loader, then: Callable[[], object]) -> None:
         self._loader = loader

@@ -130,7 +130,8 @@ _in_flight_lock = threading.Lock()
 class Meeting:
     """The exchange of messages in which the ranks of a process set compare their replicas.
 
-    Only the thread that flushes compares replicas. Its buckets, FACTS and VALUES, exist as long as the process set.
+    Only the thread that flushes compares replicas. The messages travel in two buckets, FACTS and VALUES, which exist as
+    long as the process set.
     `submit` and `family` are those of `Runtime`, for the process set. `rank` and `size` are those of the process set.
     """
 

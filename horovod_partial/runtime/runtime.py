@@ -469,7 +469,10 @@ class Runtime:
         return max(self.core.device_of_buckets(process_set) for process_set in list(self._process_sets))
 
     def take_part_in_flushes(self, applier: Applier) -> None:
-        """From now on, a flush on the thread of the applier's last step applies the rounds that the applier missed."""
+        """Let flushes apply the applier's missed rounds: flushes by the thread that took its last step.
+
+        If that thread has ended, flushes by any thread apply them.
+        """
         with self._appliers_lock:
             self._appliers.add(applier)
 
@@ -585,7 +588,7 @@ class Runtime:
         sharers = self._sharers()
         for sharer in sharers:
             sharer.leave()
-        families = [applier.family.names for applier in appliers]
+        families = [family.names for applier in appliers if (family := applier.family) is not None]
         meeting = self._meeting_of(process_set) if compares else None
         if meeting is not None:
             meeting.come()

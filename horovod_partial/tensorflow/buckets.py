@@ -28,9 +28,13 @@ class Buckets:
         self._variables = variables
         self._options = options
         self._apply = apply
-        self._restores: list[Any] = []  # for each gradient in the order of the step, `Wire.restore` of the last arrival
+        self._wires: Sequence[
+            Wire
+        ] = ()  # the gradients of the first arrival, in the order of the step, without tensors
+        self._shapes: list[tf.TensorShape] = []  # their shapes
         self._device = ""  # TensorFlow's name of the first bucket's device; "" if TensorFlow chooses it
-        self._in_training, self._in_flush = functions_of(self._apply_all)
+        # By these functions training and flushes apply rounds; None before the first arrival, and for tapes.
+        self._functions: tuple[Callable[[Any], None], Callable[[Any], None]] | None = None
 
     def arrive(self, wires: Sequence[Wire]) -> list[tf.Tensor]:
         memory: list[tf.Tensor] = []
@@ -38,8 +42,11 @@ class Buckets:
             spec = self._options.spec(bucket.members)
             tensors = [wires[i].tensor for i in bucket.positions]
             memory += arrive(tensors, bucket.name, self._options.process_set, spec)[0]
-        self._restores = [wire.restore for wire in wires]
-        self._device = memory[0].device
+        if not self._wires:
+            self._wires = [wire._replace(tensor=None) for wire in wires]
+            self._shapes = [wire.tensor.shape for wire in wires]
+            self._device = memory[0].device
+            self._functions = None if self._apply is None else functions_of(self._apply_all)
         return memory
 
     def sums(self, arrived: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -50,18 +57,21 @@ class Buckets:
         gradients: list[Any] = [None] * len(arrived)
         positions = [i for bucket in self._planned for i in bucket.positions]
         for i, result in zip(positions, arrived, strict=True):
-            gradients[i] = self._restores[i](result)
+            restore = self._wires[i].restore
+            gradients[i] = result if restore is None else restore(result)
         return gradients
 
     def take_first(self, arrived: list[tf.Tensor], apply: Apply) -> None:
         self._apply_round(arrived, apply, nullcontext())
 
     def take_all(self, arrived: list[tf.Tensor] | None) -> None:
+        assert self._functions is not None
+        in_training, in_flush = self._functions
         with self._on_device():
             if arrived is None:
-                self._in_flush(self._new_memory())
+                in_flush(self._new_memory())
             else:
-                self._in_training(arrived)
+                in_training(arrived)
 
     def _on_device(self) -> AbstractContextManager[None]:
         """Context that places operations on the device of the buckets, whatever device the user has chosen.
@@ -76,7 +86,7 @@ class Buckets:
         tensors: list[tf.Tensor] = []
         with placed():
             for bucket in self._planned:
-                shapes = [tf.TensorShape(self._variables[i].shape) for i in bucket.positions]
+                shapes = [self._shapes[i] for i in bucket.positions]
                 tensors += graph_operations.horovod_partial_memory(T=bucket.dtype, N=len(shapes), shapes=shapes)
         return tensors
 

@@ -52,9 +52,10 @@ class _Methods:
         Same as Horovod's method of this name.
         """
         pairs = list(zip(sources, self.gradient(target, sources, *args, **kwargs), strict=True))
+        are_local = [self._exchange.is_local(source) for source in sources]
         return (
-            [pair for pair in pairs if self._exchange.is_local(pair[0])],
-            [pair for pair in pairs if not self._exchange.is_local(pair[0])],
+            [pair for pair, is_local in zip(pairs, are_local, strict=True) if is_local],
+            [pair for pair, is_local in zip(pairs, are_local, strict=True) if not is_local],
         )
 
 

@@ -207,12 +207,12 @@ class GradientFamily(_attach.Family):
         self.buckets = list(buckets)
         self._options = options
         # Declarations, by bucket and number of ranks, because an elastic job may change the number of ranks.
-        self._configs: dict[tuple[GradientBucket, int], _attach.BucketConfig] = {}
+        self._configs: dict[tuple[GradientBucket, bool, int], _attach.BucketConfig] = {}
         for bucket in buckets:
             self._config(bucket)  # called to raise errors about wrong options before backward
 
     def _config(self, bucket: GradientBucket) -> _attach.BucketConfig:
-        key = bucket, runtime.size_of(self.process_set)
+        key = bucket, bucket.grants, runtime.size_of(self.process_set)
         if key not in self._configs:
             is_integer = not bucket.wire_dtype.is_floating_point
             spec = self._options.spec(bucket.members, grants=bucket.grants, is_integer=is_integer)

@@ -1,4 +1,4 @@
-"""Partial allreduces of PyTorch's tensors, and Horovod's `init`, `shutdown`, `join` and process sets around them."""
+"""Partial allreduces of PyTorch's tensors. Extends Horovod's `init`, `shutdown`, `join` and process sets for them."""
 
 from __future__ import annotations
 

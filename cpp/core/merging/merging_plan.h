@@ -15,7 +15,7 @@ struct LinearCost {
   double operator()(double bytes) const { return latency + seconds_per_byte * bytes; }
 };
 
-// A gradient of the backward pass. Plans list gradients in the order in which the backward pass makes them.
+// A gradient of the backward pass. A list of gradients has the order in which the backward pass makes them.
 struct Gradient {
   double ready = 0;  // when the gradient is made, in seconds since any fixed moment; gradients are sorted by this time
   double bytes = 0;

@@ -28,7 +28,8 @@ struct Share {
   }
 };
 
-// One rank's half of work sharing: the micro-batches it may begin. Not thread-safe: the bucket's lock must be held.
+// Work sharing on one rank: which micro-batches the rank may begin. Class Ledger is the coordinator's side of it.
+// Not thread-safe: the bucket's lock must be held.
 class OwnShare {
  public:
   // In the first update each rank makes all micro-batches of its own share, because it must declare its buckets.

@@ -86,8 +86,10 @@ class LonelyWatch {
  public:
   explicit LonelyWatch(int limit) : limit_(limit), telling_(limit) {}
 
-  // Must be called in each heartbeat interval. Returns true if this rank must log that rank 0 has sent no heartbeat for
-  // too long (`silence` intervals), while this rank waited, or began no cycle of Horovod (for `held` intervals).
+  // Must be called in each heartbeat interval. Rank 0 has sent no heartbeat for `silence` intervals, and this rank has
+  // begun no cycle of Horovod for `held` intervals. `own` says how long this rank has waited. Returns true if this rank
+  // must log now that rank 0 is silent: the silence is too long, and this rank has waited, or begun no cycle, for
+  // nearly the limit.
   bool Pass(int silence, const Activity& own, int held);
 
  private:

@@ -70,11 +70,11 @@ class RankSteps:
 class JobSteps:
     """The steps of all recorded ranks.
 
-    `policy` is the text of the policy under which most of the training's bytes travel; `full` without rounds. `rounds`
-    says whether the training reduces by rounds, not by Horovod's own operations. Under `WorkSharing()`, `passes` is the
-    number of micro-batches of a step for each rank, on average, and `micro_batches` has how many each rank made in its
-    whole recording, by rank. Under other policies they are 0 and empty. `ranks` has the steps of each rank, in order of
-    rank. Ranks may have different numbers of steps. `remarks` are sentences about missing data.
+    `rounds` says whether the training reduces by rounds, not by Horovod's own operations. `policy` is the text of the
+    policy under which most of the training's bytes travel, or `full` if `rounds` is False. Under `WorkSharing()`,
+    `passes` is the number of micro-batches of a step for each rank, on average, and `micro_batches` has how many each
+    rank made in its whole recording, by rank. Under other policies they are 0 and empty. `ranks` has the steps of each
+    rank, in order of rank. Ranks may have different numbers of steps. `remarks` are sentences about missing data.
     """
 
     policy: str
