@@ -25,8 +25,9 @@ _names = InstanceNames(runtime)
 class Exchange:
     """Base class of what combines gradients before an optimizer's own step, or averages its model after the step.
 
-    The wrapped optimizer is the object that `wrap` returns, and holds the exchange. Its properties `last_round`, `last_average` and `updated` come from here. `synchronized` tells whether this step has
-    waited for its results, and `synchronizes_in_step` whether `step` waits for them.
+    The wrapped optimizer is the object that `wrap` returns, and holds the exchange. Its properties `last_round`,
+    `last_average` and `updated` come from here. `synchronized` tells whether this step has waited for its results, and
+    `synchronizes_in_step` whether `step` waits for them.
     """
 
     process_set: ProcessSet
