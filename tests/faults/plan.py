@@ -30,6 +30,8 @@ FATAL = (
 LINK = ("link cut", "link slow", "link lossy")
 # Gloo waits so long for another rank by default; over MPI nobody minds.
 GLOO_TIMEOUT_SECONDS = 30.0
+# Faults that pass last this long at most, unless asked otherwise: near Gloo's timeout a job may end either way.
+LONGEST_SECONDS = 25.0
 # When a fault comes: before a step, while a flush waits, while communicators of groups are made, while the rank ends; or in
 # one of these places, the first time that the rank comes there in its step or later.
 PLACES = ("forward", "backward", "hook", "callback")
@@ -138,7 +140,7 @@ class Plan:
         return Plan(**{**values, "pace_ms": tuple(values["pace_ms"]), "faults": faults})
 
 
-def draw(seed: int, transport: str, longest_seconds: float = 30.0, load: str | None = None) -> Plan:
+def draw(seed: int, transport: str, longest_seconds: float = LONGEST_SECONDS, load: str | None = None) -> Plan:
     """The job of a seed. Consecutive seeds go through all kinds of faults, and through the moments of each.
 
     Args:

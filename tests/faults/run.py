@@ -21,7 +21,7 @@ from typing import Any
 import checker
 from history import Event, read
 from jobs import TRANSPORTS, Host, Processes, Results, Setup, build_double, start
-from plan import ABORT_SECONDS, BOUND_SECONDS, LINK, SCENARIOS, Fault, Plan, draw, scenario
+from plan import ABORT_SECONDS, BOUND_SECONDS, LINK, LONGEST_SECONDS, SCENARIOS, Fault, Plan, draw, scenario
 
 START_SECONDS = 90.0  # for a job to start and to do its load, on a busy machine
 # Over either transport Horovod's launcher may report success after a rank was killed or has left with status 0.
@@ -155,7 +155,7 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:18", help="FIRST:BEHIND_THE_LAST, or a single one")
     parser.add_argument("--scenario", choices=("drawn", *SCENARIOS), default="drawn", help="what happens")
     parser.add_argument("--load", choices=("sharing",), help="of all drawn jobs; else it is drawn as well")
-    parser.add_argument("--longest-seconds", type=float, default=30.0, help="of faults that pass")
+    parser.add_argument("--longest-seconds", type=float, default=LONGEST_SECONDS, help="of faults that pass")
     parser.add_argument("--results", type=Path, help="file to which a line is added for each seed")
     options = parser.parse_args()
     first, _, behind = options.seeds.partition(":")
