@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tomllib
 
@@ -85,6 +85,15 @@ def copy_sources(directory: Path) -> None:
             shutil.copyfile(path, copy)
 
 
+def outcome_of(command: list[str], limit: float | None, **options: Any) -> str:
+    """Run a test, for `limit` seconds at most, and give what went wrong; empty if nothing did."""
+    try:
+        result = subprocess.run(command, stdout=subprocess.DEVNULL, timeout=limit, check=False, **options)
+    except subprocess.TimeoutExpired:
+        return "hangs"
+    return "" if result.returncode == 0 else "fails"
+
+
 class Build:
     """A build of the copied sources, optimized only a little: what is compiled is run for seconds."""
 
@@ -104,17 +113,11 @@ class Build:
         self._run("cmake", "--build", str(self._directory), "-j", str(jobs), "--target", *targets)
 
     def run(self, test: str, limit: float | None = None) -> str:
-        """Run a test executable, for `limit` seconds at most, and give what went wrong; empty if nothing did."""
+        """Run a test executable: see `outcome_of`."""
         # Shuffled, because a defect that only the last suite sees would be found late. The order is always the same one.
         shuffle = ["--gtest_shuffle", "--gtest_random_seed=1"]
         command = [str(self._directory / test), "--gtest_fail_fast", "--gtest_brief=1", *shuffle]
-        try:
-            result = subprocess.run(
-                command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=limit, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return "hangs"
-        return "" if result.returncode == 0 else "fails"
+        return outcome_of(command, limit, stderr=subprocess.DEVNULL)
 
 
 class Interpreter:
@@ -127,16 +130,10 @@ class Interpreter:
         """Do nothing."""
 
     def run(self, test: str, limit: float | None = None) -> str:
-        """Run a file of tests, for `limit` seconds at most, and give what went wrong; empty if nothing did."""
+        """Run a file of tests: see `outcome_of`."""
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", test]
         environment = os.environ | {"PYTHONPATH": str(self._directory), "PYTHONDONTWRITEBYTECODE": "1"}
-        try:
-            result = subprocess.run(
-                command, cwd=self._directory, env=environment, stdout=subprocess.DEVNULL, timeout=limit, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return "hangs"
-        return "" if result.returncode == 0 else "fails"
+        return outcome_of(command, limit, cwd=self._directory, env=environment)
 
 
 def survivors_among(mutants: list[Mutant], directory: Path, build: Build | Interpreter, jobs: int) -> list[str]:

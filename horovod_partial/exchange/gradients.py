@@ -272,6 +272,10 @@ class GradientExchange:
     def _number(self, variable: Any) -> int:
         return self._framework.number_of(variable, self.process_set)
 
+    @property
+    def _local_numbers(self) -> set[int]:
+        return set(map(self._number, self._local))
+
     def register_local(self, variable: Any) -> None:
         """Keep a variable's gradient on this rank, with `scale_local_gradients` divided by the number of ranks."""
         self._number(variable)  # numbers variables in the order of their first use
@@ -279,7 +283,7 @@ class GradientExchange:
 
     def is_local(self, variable: Any) -> bool:
         """Return whether a variable's gradient stays on this rank, because of `register_local`."""
-        return self._number(variable) in set(map(self._number, self._local))
+        return self._number(variable) in self._local_numbers
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Return the combined gradients of a step, in the order of the variables. None stays None.
@@ -318,12 +322,14 @@ class GradientExchange:
             return
         trained = [everything[i] for i in shared]
         name, wires = self._wires(self.options, [gradients[i] for i in shared], trained)
-        if name not in self._rounds:
-            self._rounds[name] = Rounds(self, self._buckets(name, self.options, trained, wires, apply), trained)
-        rounds = self._rounds[name]
+        rounds = self._rounds.get(name)
+        if rounds is None:
+            rounds = Rounds(self, self._buckets(name, self.options, trained, wires, apply), trained)
         arrived = rounds.buckets.arrive(wires)
         rounds.thread = this_thread()
-        self._runtime.take_part_in_flushes(rounds)
+        if name not in self._rounds:  # only now, because a first step that fails must leave nothing behind
+            self._rounds[name] = rounds
+            self._runtime.take_part_in_flushes(rounds)
 
         def with_local_ones(results: list[Any], _: list[Any], steps: Any) -> None:
             for i, result in zip(shared, results, strict=True):
@@ -336,7 +342,7 @@ class GradientExchange:
 
     def _split(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], list[int]]:
         """Return the gradients, with those of local variables scaled, and the positions of those that travel."""
-        local = set(map(self._number, self._local))
+        local = self._local_numbers
         shared = [i for i, each in enumerate(variables) if gradients[i] is not None and self._number(each) not in local]
         scaled = list(gradients)
         if self._arguments["scale_local_gradients"]:

@@ -93,11 +93,15 @@ class _Buckets:
         self.parameters = [native(variable) for variable in variables]
         buckets = [
             kind_of_bucket(
-                name, [self.parameters[i] for i in positions], options.compression, members, unscaled=options.unscaled
+                name,
+                [self.parameters[i] for i in positions],
+                options.compression,
+                members,
+                unscaled=options.unscaled,
+                grants=kind_of_bucket is MicroBatchBucket and index == 0,
             )
-            for name, positions, members, _ in planned
+            for index, (name, positions, members, _) in enumerate(planned)
         ]
-        buckets[0].grants = kind_of_bucket is MicroBatchBucket
         self.family = GradientFamily(options, buckets)
         self._variables = variables
         self._apply = apply
@@ -213,7 +217,7 @@ class SharedGradients:
             if arrives:
                 self.family.arrive(bucket)
             else:
-                bucket.made += 1
+                bucket.stay()
             bucket.reset()
 
     def take(self) -> bool:

@@ -28,13 +28,13 @@ class Buckets:
         self._variables = variables
         self._options = options
         self._apply = apply
-        self._wires: Sequence[
-            Wire
-        ] = ()  # the gradients of the first arrival, in the order of the step, without tensors
+        # The gradients of the first arrival, in the order of the step, without their tensors.
+        self._wires: Sequence[Wire] = ()
         self._shapes: list[tf.TensorShape] = []  # their shapes
         self._device = ""  # TensorFlow's name of the first bucket's device; "" if TensorFlow chooses it
-        # By these functions training and flushes apply rounds; None before the first arrival, and for tapes.
-        self._functions: tuple[Callable[[Any], None], Callable[[Any], None]] | None = None
+        # By these functions training and flushes apply rounds. A tape makes buckets in each step and applies no rounds, so it
+        # has none: they would keep the buckets alive until the garbage collector runs.
+        self._functions = None if apply is None else functions_of(self._apply_all)
 
     def arrive(self, wires: Sequence[Wire]) -> list[tf.Tensor]:
         memory: list[tf.Tensor] = []
@@ -46,7 +46,6 @@ class Buckets:
             self._wires = [wire._replace(tensor=None) for wire in wires]
             self._shapes = [wire.tensor.shape for wire in wires]
             self._device = memory[0].device
-            self._functions = None if self._apply is None else functions_of(self._apply_all)
         return memory
 
     def sums(self, arrived: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -77,11 +77,10 @@ class BucketSet:
                 self.options.compression,
                 [bucket_config.member(self.names[parameter], parameter.shape) for parameter in reversed(parameters)],
                 unscaled=self.options.unscaled,
+                grants=self._shares_work and index == 0,
             )
-            for name, parameters in planned.items()
+            for index, (name, parameters) in enumerate(planned.items())
         ]
-        for first in self.buckets[:1]:
-            first.grants = self._shares_work
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         self.family = GradientFamily(self.options, self.buckets)
 

@@ -36,8 +36,6 @@ class GradientBucket:
     Under work sharing the first bucket of an optimizer `grants` micro-batches.
     """
 
-    grants = False
-
     def __init__(
         self,
         name: str,
@@ -46,6 +44,7 @@ class GradientBucket:
         members: Sequence[str] = (),
         *,
         unscaled: bool = False,
+        grants: bool = False,
     ) -> None:
         first = parameters[0]
         for parameter in parameters:
@@ -58,6 +57,7 @@ class GradientBucket:
         self.name = name
         self.parameters = list(parameters)
         self.members = tuple(members)
+        self.grants = grants
         self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
         self.views = self.views_of(self.flat)
         # Compress an empty tensor to find out which dtype the compression makes.
@@ -207,12 +207,12 @@ class GradientFamily(_attach.Family):
         self.buckets = list(buckets)
         self._options = options
         # Declarations, by bucket and number of ranks, because an elastic job may change the number of ranks.
-        self._configs: dict[tuple[GradientBucket, bool, int], _attach.BucketConfig] = {}
+        self._configs: dict[tuple[GradientBucket, int], _attach.BucketConfig] = {}
         for bucket in buckets:
             self._config(bucket)  # called to raise errors about wrong options before backward
 
     def _config(self, bucket: GradientBucket) -> _attach.BucketConfig:
-        key = bucket, bucket.grants, runtime.size_of(self.process_set)
+        key = bucket, runtime.size_of(self.process_set)
         if key not in self._configs:
             is_integer = not bucket.wire_dtype.is_floating_point
             spec = self._options.spec(bucket.members, grants=bucket.grants, is_integer=is_integer)

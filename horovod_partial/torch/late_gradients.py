@@ -117,7 +117,6 @@ class LateGradients(RoundApplier):
         passes: int,
     ) -> None:
         super().__init__(buckets, round_steps, grad_scaler, passes)
-        self._scale = 1.0
         self._state = StepState()
         self._shown = ShownResult()
         self._is_by_hand = False  # whether the program has changed a round's result by hand, or has left one out
@@ -170,10 +169,7 @@ class LateGradients(RoundApplier):
             self._arrive(bucket)
 
     def _arrive(self, bucket: GradientBucket) -> None:
-        if self.unscales:
-            assert self._grad_scaler is not None
-            self._scale = self._grad_scaler.get_scale()
-        self._set.family.arrive(bucket, self._scale)
+        self._set.family.arrive(bucket, self._present_scale())
 
     def synchronize(self) -> None:
         if self._state.is_synchronized:
@@ -276,7 +272,7 @@ class LateGradients(RoundApplier):
         before, self._state = self._state, self._state._replace(has_result=False, is_watched=False)
         self._shown.forget()
         self._is_by_hand |= before.leaves_out
-        self._state = before.left_out(had_late=self._set.family.had_late)
+        self._state = before.left_out(had_late=before.leaves_out and self._set.family.had_late)
 
     def before_zero_grad(self) -> None:
         if any(bucket.handle is not None for bucket in self.buckets):

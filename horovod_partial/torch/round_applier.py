@@ -75,6 +75,10 @@ class RoundApplier(Exchange, ABC):
             return None
         return ReplicaState(optimizer, self._set.names, self.round_steps.followers)
 
+    def _present_scale(self) -> float:
+        """Return by what contributions are divided now: the scale of the GradScaler, or 1."""
+        return self._grad_scaler.get_scale() if self.unscales and self._grad_scaler is not None else 1.0
+
     @abstractmethod
     def _take_round(self) -> bool:
         """Put the oldest round that this rank has not applied into the gradients. Returns False if there is none."""

@@ -91,8 +91,8 @@ class SharedGradients(RoundApplier):
                 "up, or use detach() and requires_grad_(False), as for a GAN"
             )
         self._set.check_sparse(parameter)
-        if not self.is_under_way and self.unscales and self._grad_scaler is not None:
-            self._scale = self._grad_scaler.get_scale()
+        if self.unscales and not self.is_under_way:
+            self._scale = self._present_scale()
         self._add(parameter)
 
     def _begin_in_backward(self) -> None:
