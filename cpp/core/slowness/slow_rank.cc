@@ -8,24 +8,24 @@
 namespace horovod_partial {
 namespace {
 
-constexpr double kBegin = 10, kEnd = 8;  // the least evidence for a begin, and for an end
-constexpr double kNearlyAll = 5;         // with this much evidence, nearly all of the last steps are slow
-constexpr double kLeastLost = 2;         // a slow rank costs at least this many steps since its begin,
-constexpr double kLeastCost = 0.01;      // and at least this share of the steps
+constexpr double kBegin = 10, kEnd = 8;  // the evidence at which slowness begins (with few ranks) or ends
+constexpr double kNearlyAll = 5;         // with this much evidence for kAll, no other hypothesis is accepted
+constexpr double kLeastLost = 2;         // a rank is slow only if it has cost at least this many steps,
+constexpr double kLeastCost = 0.01;      // and at least this share of the steps since its slowness began
 constexpr std::size_t kKept = 512;       // the number of steps that are kept
 constexpr std::size_t kSpans = 64;       // the number of ended spans that are kept
-constexpr std::size_t kFound = 1000;     // the number of times when the rank was slow that are kept
-constexpr std::size_t kFactors = 64;     // the number of slow steps that give a factor
-constexpr std::size_t kGrowth = 256, kLeastGrowth = 32;  // the most and the least slow steps in which growth is sought
-constexpr std::int64_t kShort = 10;                      // a span goes on after a pause of less than this part of it
-constexpr double kMuch = 1.5;                            // a change of the factor by this is told
-constexpr std::int64_t kRare = 20;  // the next burst begins within this many times the length of the last one
-// Bursts are over when none has begun for kPatience periods, or kMostPatience steps if one and a half periods are less.
-// A burst that lasts for kPatience periods is none.
+constexpr std::size_t kFound = 1000;     // the number of items of `found_` that are kept
+constexpr std::size_t kFactors = 64;     // the most slow steps from which a factor is computed
+constexpr std::size_t kGrowth = 256, kLeastGrowth = 32;  // the most and the least steps in which Grows looks
+constexpr std::int64_t kShort = 10;                      // a pause shorter than the span / kShort does not end the span
+constexpr double kMuch = 1.5;       // a factor is reported again if it has surely changed by this factor
+constexpr std::int64_t kRare = 20;  // bursts: each pause is at most kRare times as long as the burst before
+// Bursts are over when none has begun for kPatience periods, or for kMostPatience steps if these are fewer, but not
+// before 1.5 periods have passed. A span longer than kPatience periods is no burst: the slowness is then persistent.
 constexpr double kPatience = 3, kMostPatience = 1000;
-constexpr std::int64_t kOften = 32;  // growth is sought every so many steps
+constexpr std::int64_t kOften = 32;  // Grows is called once in so many steps
 
-// Returns a factor with as many digits as it is worth telling.
+// Returns a factor as text. The larger the factor, the fewer decimals it gets.
 std::string Factor(double factor) {
   std::ostringstream text;
   text << std::fixed << std::setprecision(factor < 2 ? 2 : factor < 10 ? 1 : 0) << factor;
@@ -60,14 +60,14 @@ SlowRank::Change SlowRank::Observe(const ComparedStep& step) {
   return Tell(step.step);
 }
 
-// Returns how much likelier the step is if `which` is the case than if the rank is not slow, as a logarithm.
+// Returns log(likelihood of the step under hypothesis `which` / likelihood of the step if the rank is not slow).
 double SlowRank::Likelihood(const ComparedStep& step, std::size_t which) {
   if (which == kAll) return step.level;
   const double share = std::max(kShares[which], std::min(1.5 * step.chance, kShares[kAll]));
   return step.slow ? std::min(std::log(share / step.chance), kMostEvidence) : std::log((1 - share) / (1 - step.chance));
 }
 
-// Returns what has enough evidence, if anything has.
+// Adds a step to the evidence for each hypothesis. Returns the one with the most evidence, if that is enough.
 std::optional<std::size_t> SlowRank::Begins(const ComparedStep& step) {
   std::optional<std::size_t> best;
   for (std::size_t which = 0; which < kShares.size(); ++which) {
@@ -78,9 +78,9 @@ std::optional<std::size_t> SlowRank::Begins(const ComparedStep& step) {
     of.lost += step.lost;
     const auto steps = static_cast<double>(step.step - of.begin + 1);
     const double least_lost = std::max(kLeastLost, steps * kLeastCost);
-    // If nearly all of the last steps are slow, the sum of number 0 will be large enough soon.
+    // If nearly all of the last steps are slow, kAll will have enough evidence soon. Others must wait.
     const bool fits = which == kAll || evidence_[kAll].sum < kNearlyAll;
-    // Some slow steps in a row are likely if some steps are slow anyway.
+    // If a share of the steps is slow anyway, several slow steps in a row are likely. So more evidence is needed.
     const double least = span_ && span_->which != kAll ? 2 * begin_ : begin_;
     const bool enough = fits && of.sum >= least && of.lost >= least_lost;
     if (enough && (!best || of.sum > evidence_[*best].sum)) best = which;
@@ -90,7 +90,7 @@ std::optional<std::size_t> SlowRank::Begins(const ComparedStep& step) {
 
 void SlowRank::Begin(std::size_t which, const ComparedStep& step) {
   const Evidence evidence = evidence_[which];
-  if (span_) {  // some steps were slow, and now nearly all are
+  if (span_) {  // until now a share of the steps was slow; from now on nearly all are
     Slowness& some = found_.back();
     Measure(some);
     for (const ComparedStep& one : steps_)
@@ -110,7 +110,7 @@ void SlowRank::Begin(std::size_t which, const ComparedStep& step) {
     const Span last = ended_.back();
     const std::int64_t gap = evidence.begin - last.end, length = last.end - last.begin;
     if (gap > kRare * length) ForgetEnded();
-    if (kShort * gap < length) {  // a short pause ends no slowness
+    if (kShort * gap < length) {  // the pause was short, so the earlier span goes on
       span.begin = last.begin;
       span.slow += last.slow;
       span.lost += last.lost;
@@ -144,7 +144,7 @@ void SlowRank::ForgetEnded() {
   ended_lost_ = 0;
 }
 
-// Ends the present span. Returns what must be told.
+// Ends the present span. Returns the change to report. A pause between bursts is no change.
 SlowRank::Change SlowRank::End() {
   const bool bursts = in_bursts();
   if (!bursts && slow()) {
@@ -162,8 +162,8 @@ SlowRank::Change SlowRank::End() {
   return bursts ? Change::kNone : Change::kEnds;
 }
 
-// Returns whether the slow steps become slower: each quarter of them is slower than the one before, more than by
-// chance.
+// Returns true if the steps of the present span become slower. For this each quarter of them must be slower than the
+// quarter before, by more than chance explains, and the last quarter must be 10 % slower than the first.
 bool SlowRank::Grows() const {
   std::vector<double> ratios;
   for (const ComparedStep& one : steps_)
@@ -185,7 +185,7 @@ bool SlowRank::Grows() const {
   return means[kParts - 1] - means[0] >= std::log(1.1);
 }
 
-// Brings `found_` up to date. Returns what must be told.
+// Updates `found_` after a step. Returns the change to report.
 SlowRank::Change SlowRank::Tell(std::int64_t step) {
   if (in_bursts()) {
     const double period = found_.back().period;
@@ -204,7 +204,7 @@ SlowRank::Change SlowRank::Tell(std::int64_t step) {
   }
   if (!span_) return Change::kNone;
   if (span_->which == kAll && !ended_.empty()) {
-    // The earlier spans of these bursts were told one by one.
+    // The earlier bursts are in `found_` one by one. A single item for all bursts replaces them.
     const std::int64_t first = ended_.front().begin;
     while (!found_.empty() && found_.back().begin >= first) found_.pop_back();
     return Found(SlownessKind::kBursts, first, Change::kBegins);
@@ -221,7 +221,7 @@ SlowRank::Change SlowRank::Tell(std::int64_t step) {
   return Change::kChanges;
 }
 
-// Adds what was found.
+// Adds an item to `found_`, and returns `change`.
 SlowRank::Change SlowRank::Found(SlownessKind kind, std::int64_t begin, Change change) {
   found_.push_back({rank_, kind, begin});
   if (found_.size() > kFound) found_.erase(found_.begin());
@@ -230,7 +230,7 @@ SlowRank::Change SlowRank::Found(SlownessKind kind, std::int64_t begin, Change c
   return change;
 }
 
-// Fills in the figures of what lasts.
+// Computes the figures of `told`, the last item of `found_`, from the steps so far.
 void SlowRank::Measure(Slowness& told) const {
   std::vector<double> ratios;
   const std::size_t which = span_ ? span_->which : kAll;
@@ -241,7 +241,7 @@ void SlowRank::Measure(Slowness& told) const {
   if (!ratios.empty()) {
     std::sort(ratios.begin(), ratios.end());
     const auto count = static_cast<double>(ratios.size());
-    const double half = 0.98 * std::sqrt(count);  // the 95 % interval of a median lies between order statistics
+    const double half = 0.98 * std::sqrt(count);  // the 95 % interval reaches this far from the middle value
     const auto at = [&](double index) {
       return std::exp(ratios[static_cast<std::size_t>(std::clamp(index, 0.0, count - 1))]);
     };

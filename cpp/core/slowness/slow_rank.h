@@ -25,20 +25,21 @@ enum class SlownessKind : std::uint8_t {
 };
 constexpr std::array<const char*, 4> NamesOf(SlownessKind) { return {"persistent", "growing", "bursts", "random"}; }
 
-// Several steps of a rank that are slow, or many of which are. A step is slow if its compute time is clearly above the
-// median of the other ranks in that step.
+// A span of steps, of which all or some are slow. A step is slow if its compute time is clearly above the median of the
+// other ranks in that step.
 struct Slowness {
   Rank rank = 0;
   SlownessKind kind = SlownessKind::kPersistent;
   std::int64_t begin = 0;   // the first slow step
   std::int64_t end = -1;    // the first step that is not slow any more; -1 while the rank is slow
   std::int64_t steps = 0;   // the number of slow steps
-  std::int64_t length = 0;  // the number of steps from `begin` to `end`, or to the last one that counts so far
-  // How many times as long as the median of the other ranks the slow steps take: the median, and its 95 % interval.
+  std::int64_t length = 0;  // the number of steps from `begin` to `end`; while the rank is slow, to its last slow step
+  // A slow step takes `factor` times as long as the other ranks' median for that step. `factor` is the median of the
+  // last slow steps, from `low` to `high` its 95 % interval.
   double factor = 1, low = 1, high = 1;
   double burst = 0;   // kBursts: the median length of a burst, in steps; otherwise 0
-  double period = 0;  // kBursts: the median number of steps from the begin of a burst to that of the next; otherwise 0
-  double lost = 0;    // by how many steps of the median rank this rank has held up the others since `begin`
+  double period = 0;  // kBursts: the median number of steps from one burst's start to the next one's; otherwise 0
+  double lost = 0;    // the time that the rank took beyond the other ranks' median, in usual steps of the median rank
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -55,54 +56,55 @@ struct Slowness {
 // One step of a rank, compared with the same step of the other ranks.
 struct ComparedStep {
   std::int64_t step = 0;
-  double ratio = 0;     // the logarithm of the rank's compute time over the median of the other ranks'
-  double level = 0;     // the logarithm of how much likelier this step is if nearly all steps of the rank are slow
-  bool slow = false;    // clearly longer than the median of the other ranks
-  double chance = 0.1;  // how likely a step is slow by chance
-  double lost = 0;      // by how much it is longer than the median of the other ranks, in usual steps
+  double ratio = 0;   // the logarithm of the rank's compute time divided by the other ranks' median
+  double level = 0;   // log(likelihood of this step if nearly all steps are slow / likelihood if the rank is not slow)
+  bool slow = false;  // true if the step is clearly longer than the other ranks' median
+  double chance = 0.1;  // the probability that a step is slow by chance
+  double lost = 0;      // the time beyond the other ranks' median, in usual steps of the median rank
 };
 
-// Sums up the evidence that a rank is slow, by log-likelihood ratios (Page's cumulative sums, Biometrika 41, 1954). One
-// sum tells how much likelier the steps since its begin are if nearly all of them are slow. Three more sums do the same
-// for a share of slow steps. When a sum is large enough, the rank is slow since the begin of the sum. From then on the
-// opposite sum tells how much likelier the last steps are if the rank is not slow. When that one is large enough, the
-// rank has not been slow since the begin of the opposite sum.
+// Decides whether a rank is slow, by sums of log-likelihood ratios (Page's cumulative sums, Biometrika 41, 1954). Each
+// of four sums compares the hypothesis that a certain share of the last steps is slow with the hypothesis that the rank
+// is not slow. A sum below 0 starts anew. When a sum reaches a threshold, the rank counts as slow since the start of
+// that sum. From then on an opposite sum collects evidence that the rank is no longer slow. When the opposite sum
+// reaches a threshold, the rank counts as not slow since the start of the opposite sum.
 class SlowRank {
  public:
-  static constexpr double kMostEvidence = 2.5;  // the most that one step tells for or against a rank
+  static constexpr double kMostEvidence = 2.5;  // one step changes a sum by this much at most
 
-  // One of `size` ranks. The more ranks there are, the more evidence a begin takes, so that chance accuses none of
-  // them.
+  // `size`: the number of ranks. The more ranks there are, the more evidence is needed before a rank counts as slow.
+  // Otherwise one of many ranks would often seem slow by chance.
   SlowRank(Rank rank, int size);
 
   enum class Change : std::uint8_t { kNone, kBegins, kChanges, kEnds };
   // Steps must be observed in order.
   Change Observe(const ComparedStep& step);
 
-  // The times when the rank was slow, oldest first; the last 1,000. The end of the last one is -1 while it lasts.
+  // Returns the spans in which the rank was slow, oldest first, at most 1,000. While the rank is slow, the last span
+  // has the end -1.
   const std::vector<Slowness>& found() const { return found_; }
 
  private:
-  // What may be the case: number 0 says that nearly all steps are slow, and the others that a share of them is.
+  // The hypotheses about a slow rank, by index: the share of its steps that is slow. Hypothesis kAll says "nearly all".
   static constexpr std::size_t kAll = 0;
   static constexpr std::array<double, 4> kShares = {0.9, 0.4, 0.15, 0.06};
 
-  // The evidence for one of these, since the step `begin`.
+  // The evidence for one of the hypotheses in kShares, summed from the step `begin` on.
   struct Evidence {
     double sum = 0;
     std::int64_t begin = 0;
     std::int64_t slow = 0;  // the number of slow steps
     double lost = 0;
   };
-  // Steps in a row that are slow, or some of which are.
+  // Consecutive steps to which one of the hypotheses in kShares applies.
   struct Span {
     std::size_t which = kAll;
     std::int64_t begin = 0;
-    std::int64_t end = 0;         // the first step that may not belong to it
-    double over = 0;              // the evidence that it ended at `end`
+    std::int64_t end = 0;         // the step after the last one that surely belongs to the span
+    double over = 0;              // the evidence that the span ended at `end`
     std::int64_t slow = 0;        // the number of slow steps before `end`
-    double lost = 0;              // before `end`
-    std::int64_t slow_since = 0;  // the same from `end` on
+    double lost = 0;              // the sum of ComparedStep::lost before `end`
+    std::int64_t slow_since = 0;  // the number of slow steps from `end` on
     double lost_since = 0;
   };
   static double Likelihood(const ComparedStep& step, std::size_t which);
@@ -120,20 +122,20 @@ class SlowRank {
   void Measure(Slowness& told) const;
 
   const Rank rank_;
-  const double begin_;  // the least evidence for a begin
+  const double begin_;  // the rank counts as slow when a sum reaches this threshold
   std::array<Evidence, kShares.size()> evidence_;
-  std::deque<ComparedStep> steps_;  // the last steps, for factors and growth
-  std::optional<Span> span_;        // the present one
-  std::deque<Span> ended_;          // the last ones in which nearly all steps were slow
-  std::int64_t ended_slow_ = 0;     // the number of slow steps in all of these, those that were forgotten included
-  double ended_lost_ = 0;           // and what these spans cost
+  std::deque<ComparedStep> steps_;  // the last steps, from which factors and growth are computed
+  std::optional<Span> span_;        // the span that has begun and has not ended, if there is one
+  std::deque<Span> ended_;          // the last ended spans in which nearly all steps were slow
+  std::int64_t ended_slow_ = 0;     // the slow steps in `ended_`, and in older spans of the same bursts
+  double ended_lost_ = 0;           // the sum of ComparedStep::lost over the same spans
   std::vector<Slowness> found_;
-  double told_ = 1;  // the factor that was told last
+  double told_ = 1;  // the factor that was reported last
 };
 
 constexpr std::array<const char*, 4> NamesOf(SlowRank::Change) { return {"none", "begins", "changes", "ends"}; }
 
-// Returns the median of one value or more; of an even number of values, the upper one of the two in the middle.
+// Returns the median of one or more values. Of an even number of values it is the upper of the two in the middle.
 template <class Value>
 Value Median(std::vector<Value> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);

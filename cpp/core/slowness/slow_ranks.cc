@@ -10,19 +10,19 @@
 namespace horovod_partial {
 namespace {
 
-// The median absolute difference of two values from one normal distribution, in standard deviations of it.
+// The median absolute difference of two values from one normal distribution, divided by its standard deviation.
 constexpr double kMedianDifference = 0.954;
-// In the other steps some rank may become slow or fast, which is no noise.
+// full() leaves out the steps with the largest changes: a rank that becomes slow or fast there is no noise.
 constexpr double kMostSteps = 0.75;
 
-constexpr double kLeastMean = 1.08;     // a rank is slow if nearly all of its steps take so many times as long,
-constexpr double kLeastFactor = 1.1;    // or if some steps do that take at least so many times as long,
-constexpr double kDeviations = 3;       // and a single slow step is longer by at least this many standard deviations
+constexpr double kLeastMean = 1.08;  // steps that are longer than the other ranks' by this factor are evidence for kAll
+constexpr double kLeastFactor = 1.1;    // a single slow step is longer than the other ranks' median by this factor,
+constexpr double kDeviations = 3;       // and by this many standard deviations
 constexpr std::size_t kLeastSteps = 3;  // the noise is known from this many steps on
 constexpr double kShortest = 1e-6;      // shorter compute times count as this long, because they have no logarithm
-constexpr double kRecent = 1.0 / 64;    // the weight of a step in means over recent steps
-constexpr double kForget = 1.0 / 256;   // by how much less a step counts than the next one, for chance
-constexpr double kPriorChance = 0.1, kPrior = 50;  // before there are many steps: as if from kPrior steps
+constexpr double kRecent = 1.0 / 64;    // the weight of the newest step in a mean over recent steps
+constexpr double kForget = 1.0 / 256;   // in the estimate of `chance` each step counts less than the next by this share
+constexpr double kPriorChance = 0.1, kPrior = 50;  // `chance` as it was in kPrior imagined earlier steps
 constexpr double kLeastChance = 0.01, kMostChance = 0.5;
 
 // Returns the median of sorted values without the one at `left_out`.
@@ -95,9 +95,9 @@ std::vector<SlowRanks::News> SlowRanks::Step(const std::vector<double>& seconds)
   return news;
 }
 
-// Returns by how much each rank's ratio, without outliers, is above 0 and above the mean of the other ranks, whichever
-// is less. If all ranks have one distribution, that is 0 at most on average. So one rank that is faster than all others
-// does not make them slow, and neither does a distribution that is not symmetric.
+// Returns a level for each rank: its clamped ratio, or how far that is above the mean of the other ranks, whichever is
+// less. If all ranks have one distribution of times, a level is 0 or less on average. So neither one very fast rank nor
+// a distribution that is not symmetric makes other ranks seem slow.
 std::vector<double> SlowRanks::Levels(const Row& row) const {
   std::vector<double> levels = row.ratios;
   const double most = std::max(kDeviations * noise_.typical(), 2 * std::log(kLeastFactor));
@@ -122,7 +122,7 @@ void SlowRanks::Compare(const Row& row, std::vector<News>& news) {
   const double unsure = 1 + 4 / static_cast<double>(noise_.steps());
   const double least = std::max(std::log(kLeastFactor), unsure * kDeviations * noise_.typical());
   const std::vector<double> levels = Levels(row);
-  // The deviation of a level, and the shift of it that is sought. What is longer by half of that is evidence.
+  // `deviation`: the noise of a level. `shift`: the assumed level of a slow rank. Levels above shift / 2 are evidence.
   const double deviation = std::max(unsure * level_noise_.full(), 1e-3);
   const double shift = std::max(2 * std::log(kLeastMean), deviation / 2);
   for (std::size_t rank = 0; rank < row.seconds.size(); ++rank) {

@@ -5,7 +5,7 @@
 namespace horovod_partial {
 
 void Spans::Add(Time begin, Time end) {
-  while (!spans_.empty() && spans_.back().second >= begin) {  // of waits on two threads, one may lie in the other
+  while (!spans_.empty() && spans_.back().second >= begin) {  // waits of two threads may overlap
     begin = std::min(begin, spans_.back().first);
     end = std::max(end, spans_.back().second);
     spans_.pop_back();
@@ -55,7 +55,7 @@ void StepTimer::Arrived(const std::vector<std::string>& names, std::int64_t buck
 }
 
 void StepTimer::Got(std::int64_t bucket, Time time, Round round, bool late, int staleness) {
-  for (Row& row : rows_) {  // several rows may wait for it: under work sharing the micro-batches of an update do
+  for (Row& row : rows_) {  // under work sharing all micro-batches of an update wait for this result
     if (row.outstanding.erase(bucket) == 0) continue;
     resumed_ = std::max(resumed_, time);
     row.result = std::max(row.result, time);
@@ -79,10 +79,11 @@ void StepTimer::Flush() {
 void StepTimer::PassOnBut(std::size_t kept) {
   for (; rows_.size() > kept && rows_.front().outstanding.empty(); rows_.pop_front()) {
     Step step = rows_.front();
-    // A rank that had no tensors for Horovod's own reductions takes no step of its own: it has called `join`.
+    // A joined rank hands over no tensors, but Horovod's own reductions run on it. They count as no step of this rank.
     const bool joined = step.bucket < 0 && step.handed <= *step.begin;
     const Time begin = std::min(*step.begin, step.handed);
-    // While reductions run, the rank may be computing the next micro-batch of its update.
+    // The next micro-batch of an update may begin before the result comes. The time after that begin counts for the
+    // next one.
     const Time until = rows_.size() > 1 ? std::min(step.result, *rows_[1].begin) : step.result;
     step.blocked = blocked_.Within(begin, step.handed);
     step.reduced = blocked_.WithinBoth(begin, step.handed, reductions_) + reductions_.Within(step.handed, until);

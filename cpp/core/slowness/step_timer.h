@@ -1,4 +1,4 @@
-// Finds the steps of one rank while the job runs, and lines up the steps of the ranks.
+// Finds the steps of one rank while the job runs, and lines up the steps of all ranks by their numbers.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace horovod_partial {
 
 struct TimedStep {
   std::int64_t number = 0;
-  double seconds = 0;  // how long the rank computed
+  double seconds = 0;  // how long the rank computed in the step
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -29,10 +29,10 @@ struct TimedStep {
   }
 };
 
-// What a rank tells of its steps.
+// What a rank reports of its steps.
 struct StepReport {
-  std::vector<TimedStep> ended;  // since the last report
-  std::int64_t bytes = 0;        // handed over for reduction since the last report
+  std::vector<TimedStep> ended;  // the steps that have ended since the last report
+  std::int64_t bytes = 0;        // the bytes that the rank has handed over for reduction since the last report
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -42,20 +42,20 @@ struct StepReport {
 
 // One step of a rank.
 struct Step {
-  std::int64_t bucket = -1;  // the one with the most bytes; -1 for a step of Horovod's own reductions
+  std::int64_t bucket = -1;  // the number of the bucket with the most bytes; -1 for a step of Horovod's own reductions
   std::int64_t number = 0;
-  std::optional<Time> begin;  // unknown if the step before is
-  Time handed{0};             // the last arrival
-  Time result{0};             // the last result
-  Time blocked{0};            // how long the application was blocked, from begin to handed
-  Time reduced{0};            // how long reductions ran while the application was blocked, or after handed
-  Round round = -1;           // the newest one with a result in the step
+  std::optional<Time> begin;  // when the step began; empty if the step before was not recorded
+  Time handed{0};             // when the last contribution was handed over
+  Time result{0};             // when the last result came
+  Time blocked{0};            // how long the application was blocked between `begin` and `handed`
+  Time reduced{0};            // how long reductions ran while the application was blocked, and after `handed`
+  Round round = -1;           // the newest round that had a result in the step
   bool late = false;
   int staleness = 0;
   std::size_t bytes = 0;
 };
 
-// Counts steps: a name that comes again begins the next one.
+// Counts the steps of a rank by the names of the tensors in them: a name that comes again begins the next step.
 class StepCounter {
  public:
   // Returns the number of the step, from 0, to which all of these names belong.
@@ -79,55 +79,56 @@ class StepCounter {
   std::int64_t step_ = 0;
 };
 
-// Spans of time that do not overlap. They must be added in the order of their ends.
+// A list of spans of time. They must be added in the order of their ends. Spans that overlap become one span.
 class Spans {
  public:
   void Add(Time begin, Time end);
-  // Forgets what ended before `time`.
+  // Forgets the spans that ended at or before `time`.
   void ForgetBefore(Time time);
   // Returns how much of the time from `begin` to `end` lies in the spans.
   Time Within(Time begin, Time end) const;
-  // Returns how much of it lies both in these spans and in others.
+  // Returns how much of the time from `begin` to `end` lies both in these spans and in `others`.
   Time WithinBoth(Time begin, Time end, const Spans& others) const;
 
  private:
-  static constexpr std::size_t kMost = 4096;  // spans of one step; older ones are forgotten
+  static constexpr std::size_t kMost = 4096;  // the number of spans that are kept; older spans are forgotten
   std::deque<std::pair<Time, Time>> spans_;
 };
 
-// Finds the steps of a rank. A step begins with the last arrival, result or end of a wait for a round of the step
-// before, and its compute ends with its own last arrival. Under work sharing a micro-batch counts as a step. A step is
-// passed on when the next one has closed, because until then a wait that was open in the step may end.
+// Finds the steps of a rank. A step begins after when the last contribution was handed over, result and wait for a
+// round of the step before. Its compute ends with its own last arrival. Under work sharing a micro-batch counts as a
+// step. A step is passed on when the next step has ended, because a wait that began in the step may last until then.
 class StepTimer {
  public:
   explicit StepTimer(std::function<void(const Step&)> pass_on) : pass_on_(std::move(pass_on)) {}
 
-  // What has these names was handed over: to a bucket, or (-1) to Horovod. A name that comes again begins a step.
+  // Records that tensors with these names were handed over to a bucket, or to Horovod itself if `bucket` is -1. A name
+  // that the present step has already begins the next step.
   void Arrived(const std::vector<std::string>& names, std::int64_t bucket, Time time, std::size_t bytes);
   void Got(std::int64_t bucket, Time time, Round round, bool late, int staleness);
-  // The application was blocked, for a round or for something else.
+  // Records that the application was blocked. `for_round`: true if it waited for a round.
   void Waited(Time begin, Time end, bool for_round);
-  // A reduction of any kind ran.
+  // Records that a reduction ran, be it of a bucket or of Horovod's own.
   void Reduced(Time begin, Time end) { reductions_.Add(begin, end); }
-  // Passes on the last steps. The next one will have no begin.
+  // Passes on the last steps. The first step after them will have no `begin`.
   void Flush();
-  // Returns the compute times of the steps since the last call. If nobody takes them, the newest ones are dropped.
+  // Returns the compute times of the steps since the last call. While kMost times are untaken, new ones are dropped.
   std::vector<TimedStep> Take() { return std::exchange(computed_, {}); }
-  // Returns how many bytes have arrived.
+  // Returns how many bytes have been handed over so far.
   std::size_t bytes() const { return bytes_; }
 
  private:
   struct Row : Step {
-    std::size_t most = 0;                // the bytes of `bucket`
-    std::set<std::int64_t> outstanding;  // buckets without a result
+    std::size_t most = 0;                // the bytes of the contribution to `bucket`
+    std::set<std::int64_t> outstanding;  // the buckets whose results have not come yet
   };
-  // Passes on steps up to the first one without all results, but for the last `kept` ones.
+  // Passes on the oldest steps, up to the first step that lacks a result. Always keeps the last `kept` steps.
   void PassOnBut(std::size_t kept);
 
-  static constexpr std::size_t kMost = 2048;  // older rows and newer compute times are forgotten
+  static constexpr std::size_t kMost = 2048;  // the most rows, and the most compute times, that are kept
   std::function<void(const Step&)> pass_on_;
   StepCounter counter_;
-  std::deque<Row> rows_;  // that have not been passed on; the last one is open
+  std::deque<Row> rows_;  // the steps that have not been passed on; the last step is open
   bool follows_ = false;  // whether the step before the first row was passed on
   Time resumed_{0};       // when the last result came, or the last wait for a round ended
   Spans blocked_, reductions_;
@@ -135,8 +136,9 @@ class StepTimer {
   std::size_t bytes_ = 0;
 };
 
-// Steps are lined up by their numbers. Under a policy that does not wait for slow ranks, a fast rank may be far ahead.
-// When it is kMostAhead steps ahead, its oldest step is left out, and its later steps count as one step earlier.
+// Lines up the steps of all ranks by their numbers. Under a policy that does not wait for slow ranks, a fast rank may
+// be far ahead. When it is kMostAhead steps ahead, its oldest step is left out, and its later steps count as one step
+// earlier.
 class StepRows {
  public:
   static constexpr std::size_t kMostAhead = 4096;
@@ -144,14 +146,14 @@ class StepRows {
 
   explicit StepRows(int size) : ranks_(static_cast<std::size_t>(size)) {}
 
-  // A rank is waited for from its first step on. For the first step, kPatience calls of Take wait: the rank may not
-  // watch its steps.
+  // Adds steps of a rank. Take waits for each rank that has added a step. For a rank without any step only the first
+  // kPatience calls of Take wait, because that rank may not watch its steps.
   void Add(Rank rank, const std::vector<TimedStep>& steps);
-  // Says whether a rank takes no steps, because it is gone, has joined or has ended. Then nobody waits for its steps.
-  // If it comes back and has missed steps meanwhile, its next step counts as one of the next row.
+  // Says whether a rank takes no steps, because it is gone, has joined or has ended. Then Take does not wait for its
+  // steps. If the rank comes back, and the others have taken steps meanwhile, its next step belongs to the next row.
   void SetOut(Rank rank, bool out);
-  // Returns steps for which nobody must be waited for, at most so many: the seconds of each rank, NaN for a rank
-  // without the step.
+  // Returns the rows that need no more waiting, but at most `most` of them. A row has the compute time of each rank in
+  // seconds, and NaN for a rank without the step.
   std::vector<std::vector<double>> Take(std::size_t most);
 
  private:
@@ -159,13 +161,13 @@ class StepRows {
     std::deque<TimedStep> steps;
     std::int64_t left_out = 0;
     bool out = false;
-    bool was_out = false;  // since its last step
+    bool was_out = false;  // true if the rank was out at some time since its last step
     bool has_begun = false;
 
     std::int64_t next() const { return steps.front().number - left_out; }
   };
   std::vector<RankSteps> ranks_;
-  std::int64_t row_ = 0;  // the number of the next row, at least
+  std::int64_t row_ = 0;  // the next row has this number or a higher one
   int takes_ = 0;         // the number of calls of Take since the first step of any rank
 };
 
