@@ -51,7 +51,7 @@ std::vector<Members> ReadyGroups::Form(std::vector<Candidate> candidates, const 
   while (candidates.size() >= group_size_) {
     auto parts = Parts(window_ - 1);  // a new group and the last `window_ - 1` groups together shall connect all ranks
     const bool connected = Connected(parts, active);
-    // If the last groups connect all ranks, half as many groups shall do so too. Then no rank must be held back later.
+    // If these groups connect all ranks already, half of them shall do so too. Then no rank must be held back later.
     if (connected) parts = Parts(window_ / 2);
     std::vector<std::size_t> chosen = {0};
     std::set<Rank> chosen_parts = {parts[Index(candidates[0].rank)]};

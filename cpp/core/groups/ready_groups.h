@@ -12,10 +12,11 @@ namespace horovod_partial {
 
 // Forms groups by P-Reduce's rule: first come, first served. By this rule alone, ranks of equal speed would always find
 // the same partners, and parts of the job would never exchange their models. (P-Reduce calls this "update isolation".
-// The paper publishes no rule against it; what follows is ours.) So the last `window` groups shall connect all ranks
-// that train, directly or by way of other ranks. While they do not, groups of ranks from different parts are preferred.
-// If all candidates belong to one part, they are held until a rank of another part arrives, but no longer than their
-// last step took. If they were held in vain, their part is not held again until all ranks have been connected.
+// The paper publishes no rule against it; what follows is ours.) A group connects its ranks with each other, and with
+// all ranks that other recent groups connect to them. The last `window` groups shall connect all ranks that train.
+// While they leave the job in several unconnected parts, ranks of different parts are grouped first. If all candidates
+// belong to one part, they are held until a rank of another part arrives, but no longer than their last step took. If
+// they were held in vain, their part is not held again until all ranks have been connected.
 class ReadyGroups {
  public:
   struct Candidate {
@@ -46,7 +47,7 @@ class ReadyGroups {
   const std::size_t group_size_;
   const std::size_t window_;
   std::deque<Members> history_;       // the last `window_` groups of ranks that were formed
-  std::vector<bool> waited_in_vain_;  // for each rank: true if it has waited in vain for a new partner
+  std::vector<bool> waited_in_vain_;  // for each rank: true if it was held in vain for a rank of another part
   Time hold_until_ = kNever;
   std::int64_t unconnected_ = 0;
 };

@@ -23,10 +23,11 @@ constexpr auto NamesOf(Weights /*type*/) { return std::array{"uniform", "contrac
 // so that no power underflows.
 std::vector<double> ContractionWeights(const std::vector<int>& steps, double contraction);
 
-// The dynamic weights of P-Reduce: an exponential moving average over relative iterations. With i = iteration - oldest
-// + 1 and k the i of the newest model: beta_i = (1 - alpha) alpha^(k - i) / (1 - alpha^k). Models of equal iteration
-// share the weight of their index. The weight of an index without a model goes to the newest model, as in the authors'
-// demonstration. (An implementation by others gives it to the oldest, which defeats the purpose.) 0 < `alpha` <= 1.
+// The dynamic weights of P-Reduce: an exponential moving average over relative iterations. A model has index i =
+// iteration - oldest + 1, the newest model has index k: beta_i = (1 - alpha) alpha^(k - i) / (1 - alpha^k). Models of
+// equal iteration share the weight of their index. The weight of an index without a model goes to the newest model, as
+// in the authors' demonstration. (An implementation by others gives this weight to the oldest model, which defeats the
+// purpose.) 0 < `alpha` <= 1.
 std::vector<double> StalenessWeights(const std::vector<int>& iterations, double alpha);
 
 // A period (the steps between two averages of models over all ranks) is over when the fastest rank has taken `length`
@@ -55,7 +56,7 @@ class Periods {
     steps_ = 0;
   }
   // Returns the number of all steps of this rank. A period (the steps between two averages over all ranks) that is over
-  // counts as `length_` steps, even if this rank took fewer. So ranks can be compared before all know that it is over.
+  // counts as `length_` steps, even if this rank took fewer. So ranks are comparable before all know of the end.
   int Work() const { return static_cast<int>(periods_) * length_ + steps_; }
 
  private:

@@ -8,8 +8,8 @@
 namespace horovod_partial {
 namespace {
 
-// Divides gradients into messages so that the last message ends as early as possible, and with as few messages as that
-// allows. (Each message also keeps processors busy, and the cost model leaves that out.)
+// Divides gradients into messages so that the last message ends as early as possible, and so that there are as few
+// messages as this end allows. (Each message also keeps processors busy. The cost model ignores this cost.)
 //
 // The earliest end of the first j gradients is a minimum over all gradients with which their last message may begin. A
 // message starts when the messages before it have ended and its last gradient is ready. Then it takes its cost. When
@@ -51,7 +51,7 @@ MergingPlan Exact(const std::vector<Gradient>& gradients, const LinearCost& cost
   return plan;
 }
 
-// Plans messages by Algorithm 1 of the MG-WFBP paper. A merge computes anew only the start times that change.
+// Plans messages by Algorithm 1 of the MG-WFBP paper. Only start times that a merge changes are recomputed.
 MergingPlan Paper(const std::vector<Gradient>& gradients, const LinearCost& cost) {
   MergingPlan plan{0};
   double free = -std::numeric_limits<double>::infinity();  // when the previous message has ended

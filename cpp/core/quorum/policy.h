@@ -76,7 +76,7 @@ class GraceEstimator {
     return Time(static_cast<Time::rep>(kShareOfStep * static_cast<double>(step.count())));
   }
 
-  void RecordStep(Time step);  // `step`: the time between two closings of a bucket
+  void RecordStep(Time step);  // `step`: the time from one closed round of a bucket to the next
   void RecordLag(Time lag);    // `lag`: how long after the policy of a round was satisfied a missing rank arrived
   Time Estimate() const { return estimate_; }
 

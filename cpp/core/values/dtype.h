@@ -12,7 +12,7 @@
 
 namespace horovod_partial {
 
-// The types have the same numbers as in Horovod's DataType, so numbers are sent unchanged. cpp/attach asserts this.
+// The types have the same numbers as in Horovod's DataType, so no number must be converted. cpp/attach asserts this.
 enum class DataType : std::uint8_t {
   kUInt8 = 0,
   kInt8 = 1,

@@ -1,4 +1,4 @@
-// Structures that list their fields, and enumerations whose values have names, each in one place.
+// A structure lists its fields in one place, and an enumeration its names. Encoding and comparison use these lists.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace horovod_partial {
 
-// A field of a structure, with its name in Python.
+// A field of a structure, and the name of that field in Python.
 template <class Value>
 struct Field {
   const char* name;
@@ -40,7 +40,7 @@ const char* NameOf(Value value) {
   return NamesOf(value)[static_cast<std::size_t>(value)];
 }
 
-// Returns the enumerator of this name. If there is none, throws std::invalid_argument with `what` and all names.
+// Returns the enumerator with this name. If there is none, throws std::invalid_argument with `what` and all names.
 template <class Value>
 Value FromName(const char* what, const std::string& name) {
   constexpr auto names = NamesOf(Value{});
@@ -54,7 +54,7 @@ Value FromName(const char* what, const std::string& name) {
   throw std::invalid_argument(std::string(what) + " must be " + known + ", not '" + name + "'");
 }
 
-// Returns the enumerator of this number. Throws std::runtime_error if the enumeration has no such value.
+// Returns the enumerator with this number. Throws std::runtime_error if the enumeration has no such value.
 template <class Value>
 Value FromNumber(std::size_t number) {
   if (number >= NamesOf(Value{}).size())

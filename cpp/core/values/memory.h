@@ -70,7 +70,7 @@ class Buffer {
 };
 
 // An event in the queue of a device, behind the work that computes a contribution. A framework queues work long before
-// the device does it. When the event has come, this rank arrives. Until then nothing may touch the contribution.
+// the device does it. The rank arrives when the device reaches the event. Nothing may touch the contribution before.
 class ReadyEvent {
  public:
   virtual ~ReadyEvent() = default;

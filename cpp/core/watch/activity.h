@@ -1,4 +1,4 @@
-// What a rank is doing, and the heartbeats in which it says so. Others may wait for it (docs/protocol.md, rule 14).
+// What a rank is doing. Heartbeats tell this to rank 0, because other ranks may wait (docs/protocol.md, rule 14).
 #pragma once
 
 #include <array>
@@ -50,7 +50,7 @@ class Lasting {
   // Must be called at the end of each heartbeat interval, with the state of the process at that moment.
   const Activity& Pass(const Look& look);
   const Activity& last() const { return last_.activity; }
-  // The number of heartbeat intervals in a row in which Horovod has begun no cycle, because another rank holds it up.
+  // The number of heartbeat intervals in a row without a new cycle of Horovod, because another rank holds Horovod up.
   int held() const { return held_; }
 
  private:
@@ -74,7 +74,7 @@ class Words {
 
 // What the machine does to a rank's process, in recent seconds. A value below 0 is unknown.
 struct MachineSigns {
-  double processors = -1;  // the processor time that the process uses, in processors
+  double processors = -1;  // how many processors the process keeps busy on average
   double stolen = -1;      // the share of the machine's processor time that its hypervisor gives to others
   double throttled = -1;   // the share of scheduling periods in which the process's cgroup is throttled
   double pressure = -1;    // the share of the time in which some process waits for a processor
@@ -98,7 +98,7 @@ struct Beat {
 };
 
 std::string Encode(const Beat& beat);
-// Throws std::runtime_error if the bytes do not encode what a rank tells.
+// Throws std::runtime_error if the bytes do not encode a heartbeat.
 Beat DecodeBeat(const std::string& bytes);
 
 }  // namespace horovod_partial

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::string_view kMagic = "HPhb";
 
-// Compares two texts in a time that does not tell where they differ, so that no secret can be guessed byte by byte.
+// Compares two texts. The time does not depend on where they differ, so nobody can guess a secret byte by byte.
 bool AreEqual(std::string_view left, std::string_view right) {
   if (left.size() != right.size()) return false;
   unsigned char difference = 0;

@@ -1,4 +1,4 @@
-// Finds ranks whose heartbeats have not come for too long: they are missing (docs/protocol.md, rule 13).
+// Finds missing ranks, from which no heartbeat has come for too long (docs/protocol.md, rule 13).
 #pragma once
 
 #include <cstdint>

@@ -8,9 +8,9 @@
 namespace horovod_partial {
 namespace {
 
-constexpr std::size_t kMostAtOnce = 100'000;  // the number of compute times that are compared without a pause
-constexpr double kRecent = 0.2;               // the weight of a heartbeat in the means
-constexpr double kLeastStolen = 0.05, kLeastThrottled = 0.01, kLeastPressure = 0.1;  // smaller shares are not told
+constexpr std::size_t kMostAtOnce = 100'000;  // one call of Pass compares about this many compute times at most
+constexpr double kRecent = 0.2;               // the weight of the newest heartbeat in the means of the signs
+constexpr double kLeastStolen = 0.05, kLeastThrottled = 0.01, kLeastPressure = 0.1;  // smaller shares are not logged
 
 void Average(double& mean, double value) {
   if (value < 0) return;

@@ -1,4 +1,4 @@
-// Rank 0 watches which ranks are slow, by the steps in their heartbeats.
+// Rank 0 looks for slow ranks, in the steps that all ranks report with their heartbeats.
 #pragma once
 
 #include <cstdint>
@@ -14,26 +14,26 @@
 
 namespace horovod_partial {
 
-// What is known of a rank, since the watch began.
+// What rank 0 knows of a rank since the watch began.
 struct WatchedRank {
   std::int64_t steps = 0;
-  double compute_seconds = 0;        // of these steps together
-  std::int64_t bytes = 0;            // handed over for reduction
+  double compute_seconds = 0;        // the compute time of these steps together
+  std::int64_t bytes = 0;            // the bytes that the rank has handed over for reduction
   MachineSigns signs;                // means over recent heartbeats
-  std::optional<Slowness> slowness;  // while the rank is slow
+  std::optional<Slowness> slowness;  // set while the rank is slow
 };
 
 class SlowWatch {
  public:
   explicit SlowWatch(int size) : rows_(size), slow_(size), ranks_(static_cast<std::size_t>(size)) {}
 
-  // Records what a rank has told.
+  // Records a heartbeat of a rank.
   void Says(Rank rank, const Beat& beat);
   // Records that the process of a rank has ended, or cannot be heard any more.
   void Gone(Rank rank) { rows_.SetOut(rank, true); }
-  // Returns what rank 0 must log now, in one line, or nothing. To be called now and then.
+  // Judges the new steps. Returns the line that rank 0 must log now, or an empty text. Must be called regularly.
   std::string Pass();
-  // Returns what is known of each rank; nothing as long as no rank has told of steps.
+  // Returns what rank 0 knows of each rank. The result is empty until some rank has reported a step or bytes.
   std::vector<WatchedRank> ranks() const;
 
  private:
@@ -41,11 +41,10 @@ class SlowWatch {
 
   StepRows rows_;
   SlowRanks slow_;
-  std::vector<WatchedRank> ranks_;  // without their slowness, which slow_ knows
+  std::vector<WatchedRank> ranks_;  // `slowness` is not set here: ranks() takes it from `slow_`
 };
 
-// Says in brackets how much processor time a rank uses, and what stands out in the other signs. Empty if nothing is
-// known.
+// Returns how many processors a rank uses, and which other signs are high, in brackets; or an empty text.
 std::string Describe(const MachineSigns& signs);
 
 }  // namespace horovod_partial

@@ -8,14 +8,14 @@
 namespace horovod_partial {
 namespace {
 
-// A wait counts as too long when it is this many heartbeat intervals short of the limit. So it is logged in time: it
-// may be noticed one interval late, and is logged only if it is there at the ends of two intervals.
+// A wait counts as too long this many heartbeat intervals before the limit. So it is logged before the limit: rank 0
+// may notice the wait one interval late, and logs it only if it sees the wait at the ends of two intervals.
 constexpr int kAhead = 3;
 // A rank that lives sends a heartbeat in each interval. So at the end of an interval of this process, the rank's last
 // heartbeat is no more than this many intervals old.
 constexpr int kHeard = 2;
-// A stall is logged if it is there at the ends of this many intervals in a row. If rank 0 was stopped, the messages
-// that it reads first are old, but one interval later they are not.
+// A stall is logged if rank 0 sees it at the ends of this many intervals in a row. When rank 0 goes on after a stop, it
+// reads old messages first. One interval later it has read new ones.
 constexpr int kSeen = 2;
 
 bool IsSilent(int silence, int limit) { return silence > limit / 2; }
@@ -99,7 +99,7 @@ StallWatch::News StallWatch::Pass() {
   }
   const Stall stall = Find();
   seen_ = stall.waiting.empty() ? 0 : seen_ + 1;
-  // Nothing is logged while it is open whether a rank is stopped: its heartbeats are overdue, but not for long enough.
+  // While overdue heartbeats do not yet prove that a rank is stopped, nothing is logged.
   const bool open = std::any_of(members_.begin(), members_.end(), [&](const auto& item) {
     const WatchedRank& member = item.second;
     return !member.gone && !IsHeard(member) && !IsSilent(member.silent, limit_);

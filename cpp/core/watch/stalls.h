@@ -11,13 +11,13 @@
 
 namespace horovod_partial {
 
-// Waits that have lasted too long, as far as rank 0 knows.
+// The waits that have lasted too long, and the ranks that they need, as far as rank 0 knows.
 struct Stall {
   int intervals = 0;                              // the longest wait has lasted at least this many heartbeat intervals
   std::map<std::string, std::set<Rank>> waiting;  // the ranks that wait, by what they wait for
   std::set<Rank> computing;                       // ranks that compute while others wait for them
   std::map<Rank, int> silent;  // ranks that others wait for, and for how many intervals they have sent no heartbeat
-  std::map<std::string, std::set<Rank>> resting;  // ranks that have joined or ended, by a text that says which
+  std::map<std::string, std::set<Rank>> resting;  // ranks that have joined or ended, by a text that says so
   std::set<Rank> gone;                            // ranks whose process has ended or has left the job
 
   // Returns the ranks that must write their stacks to standard error: all in this stall that wait or compute.
@@ -26,11 +26,11 @@ struct Stall {
   std::string Describe(Time interval) const;
 };
 
-// Texts for the log. Lasted: `intervals` times `interval`, in seconds. Describe: a rank's wait, and how long it lasts.
+// Texts for the log. Lasted: the seconds in so many intervals. Describe: how long a rank has waited, and for what.
 std::string Lasted(int intervals, Time interval);
 std::string Describe(const Activity& own, Time interval);
 
-// Limits how often stalls are logged: after one is logged, at least ten times `limit` intervals pass before the next.
+// Limits how often stalls are logged: between two logged stalls lie at least ten times `limit` intervals.
 class Telling {
  public:
   explicit Telling(int limit) : pause_(10 * limit) {}
@@ -50,7 +50,7 @@ class Telling {
 // logged when it has lasted for 7 to 10 tenths of the limit. By then each living rank has said what it does.
 class StallWatch {
  public:
-  // `limit`: a wait is logged before it has lasted for this many heartbeat intervals; at least 10.
+  // `limit` is 10 or more. A wait is logged before it has lasted for this many heartbeat intervals.
   explicit StallWatch(int limit) : limit_(limit), telling_(limit) {}
 
   // Records a heartbeat and what its rank is doing. The first heartbeat of a rank begins the watch over it.
