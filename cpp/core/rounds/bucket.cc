@@ -150,7 +150,8 @@ int Bucket::ReportPending() {
   return outgoing_gradients_;
 }
 
-// Multiplies the contribution by this rank's weight, which follows from the closing. So the sum is a weighted average.
+// Multiplies the contribution by this rank's weight, so that the sum over all ranks is a weighted average. The weight
+// follows from Closing::Contribution::work of the ranks that have arrived.
 void Bucket::Weigh(Rank rank) {
   std::vector<int> work;
   std::size_t mine = 0;
@@ -176,13 +177,13 @@ Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
     return entry;
   }
   const int gradients = announced ? arrival_.gradients : outgoing_gradients_;
-  // A closing may count 0 for a kept model that is too old, or 1 for a kept model that this rank has forgotten since.
+  // `mine.gradients` may be 0 for a kept model that is too old, or 1 for one that this rank has forgotten since then.
   const bool kept = options_.late == Late::kKeep && !announced && (mine.gradients == 0 || !outgoing_.empty());
   if (state_ == State::kRunning || mine.fresh != announced || (mine.gradients != gradients && !kept)) {
     throw std::logic_error("round " + std::to_string(closing.round) + " of " + name_ + " on rank " +
                            std::to_string(rank) + " was closed with another contribution than the rank announced");
   }
-  if (options_.missed == Missed::kReplay) lost_ += closing.round - completed_;  // rounds before this rank's first one
+  if (options_.missed == Missed::kReplay) lost_ += closing.round - completed_;  // rounds before the rank's first round
   last_ = closing;
   declared_ = true;
   members_gradients_ = closing.gradients(rank);

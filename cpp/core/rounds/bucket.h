@@ -36,8 +36,8 @@ struct BucketOptions : Handling {
 //
 // A rank that is on time needs no buffer: its contribution is sent from where it lies, and the result is written where
 // the application wants it. The buffers are allocated when they are first needed, each as large as the bucket:
-//   outgoing_  the pending sum that was announced; in the round that delivers it, it is both input and output
-//   incoming_  contributions that came after the announcement
+//   outgoing_  the pending sum that a report has announced; input and output of the round that delivers the sum
+//   incoming_  contributions that came after that report
 //   missed_    results that the application has not taken (one buffer, or several with Missed::kReplay)
 // With Late::kKeep every rank has buffers, and they hold models:
 //   outgoing_  the kept model
@@ -46,7 +46,7 @@ struct BucketOptions : Handling {
 //
 // With Missed::kReplay the bucket belongs to a family (docs/protocol.md, families). Its results are kept in order until
 // the application takes them with TakeRounds, together with the results of the family's other buckets. The result of an
-// arrival that was on time is one of them, although it lies in the application's memory.
+// arrival on time counts as such a result too, although it lies in the application's memory.
 class Bucket {
  public:
   enum class State : std::uint8_t { kIdle, kArrived, kRunning };
@@ -65,7 +65,7 @@ class Bucket {
     kOnTime,   // the next report announces the arrival; after Finish its result is in the output of the arrival
     kLate,     // the contribution is pending, and TakeMissed can be called now
     kWaiting,  // a round runs, so the contribution is pending. When Finish has ended the round, call TakeMissed
-    kBusy,     // the arrival was refused: an earlier one is outstanding, or its result has not been taken
+    kBusy,     // the arrival was refused: the result of an earlier arrival has not come yet, or has not been taken
   };
   // What this rank reduces in a round.
   struct Entry {
@@ -84,7 +84,7 @@ class Bucket {
     arrival_.gradients += gradients;
     reported_ = false;
   }
-  // Writes the missed results to `output`: the sum of all, or the newest result. Not for families. Returns false if the
+  // Not for families. Writes the missed results to `output`: their sum, or only the newest result. Returns false if the
   // sum is in float16 and not finite.
   bool TakeMissed(void* output);
   // In a family: writes the sum of the results of the oldest `rounds` untaken rounds to `output`. Returns the number
@@ -109,7 +109,7 @@ class Bucket {
 
   // Forgets the pending sum and the missed results, for example when a checkpoint is loaded. The next arrival asks for
   // a round that waits for all ranks. A round that closes before the next report delivers zeros instead of the pending
-  // sum. In a family, rounds from `complete` on have not ended in all buckets: they still count, without results.
+  // sum. In a family, `complete` rounds have ended in all buckets. Later rounds still count, but without results.
   void Clear(Round complete = 0);
   // Called when this rank has retired the bucket, so that no thread will take the missed results.
   void DiscardMissed() { missed_.Clear(); }
@@ -147,8 +147,8 @@ class Bucket {
   void BeTaken(bool being_taken) { missed_.BeTaken(being_taken); }
   bool full() const { return options_.missed == Missed::kReplay && untaken() >= options_.replay_limit; }
   Round completed() const { return completed_; }  // the number of rounds that have ended on this rank
-  const Closing& last() const { return last_; }   // the closing of the running round, or else of the last round
-  int dropped() const { return dropped_; }        // how many late contributions were dropped for not being finite
+  const Closing& last() const { return last_; }   // the Closing message of the running round, or else of the last
+  int dropped() const { return dropped_; }        // how many late contributions were dropped, as not finite
   std::size_t held_bytes() const { return outgoing_.size() + incoming_.size() + scratch_.size() + missed_.bytes(); }
 
  private:

@@ -4,7 +4,7 @@
 
 namespace horovod_partial {
 
-// Records how long after the first rank this rank arrived. For a late arrival this may be negative, and counts as 0.
+// Records how long after the first rank this rank arrived. A late arrival may have a negative offset. This counts as 0.
 void BucketState::RankState::RecordOffset(Time offset) {
   offset_seconds += ToSeconds(std::max(offset, Time(0)));
   ++arrivals;
@@ -15,7 +15,7 @@ bool BucketState::Any(const Condition& condition) const {
   return std::any_of(ranks.begin(), ranks.end(), condition);
 }
 
-// Returns the declaration of the bucket, or null. Until all ranks agree, it is that of the lowest rank that has one.
+// Returns the declaration of the bucket, or null. Until all ranks agree, the lowest rank with a declaration decides.
 const Declaration* BucketState::Known() const {
   if (declaration) return &*declaration;
   return declared.empty() ? nullptr : &declared.begin()->second;
@@ -160,7 +160,7 @@ Partition BucketState::FormGroups(Time now) {
 }
 
 // Returns the groups of a round that closes for `reason`. In a flush of models no rank is in a group, because there is
-// nothing to deliver. But all ranks get the closing, which tells them of the flush.
+// nothing to deliver. But all ranks get the Closing message, which tells them of the flush.
 Partition BucketState::GroupsFor(Closing::Reason reason) {
   if (!declaration || !policy().grouped()) return {};
   if (EverybodyArrived() && WantsEverybody()) return {};

@@ -19,7 +19,7 @@ struct BucketState {
     int gradients = 0;
     int work = 0;
     bool full = false;
-    Time time{0};  // when the rank arrived; the report may come later, as none is sent during a reduction
+    Time time{0};  // when the rank arrived; its report may come later, because no rank reports during a reduction
     Time step{0};  // the time between the last two arrivals of the rank
   };
   // What a rank's report of this cycle says of the bucket.
@@ -37,7 +37,7 @@ struct BucketState {
     Said said;
     std::optional<Arrival> arrival;  // the rank's arrival at the open round, if it has arrived
     std::optional<int> device;       // the device of the rank's tensor, if the rank has declared the bucket
-    int late_seen = 0;               // the largest number of late arrivals in a report since the last closing
+    int late_seen = 0;               // the largest number of late arrivals in a report since the last round closed
     Round last_contribution = -1;
     Time last_arrival = kNever;  // when the rank last arrived; kNever if it has not arrived yet
     double offset_seconds = 0;   // how many seconds the rank was behind the first rank, summed over its arrivals
@@ -53,7 +53,7 @@ struct BucketState {
   // What the ranks agreed on when round 0 closed. It is kept, because a rank that had joined declares the bucket later.
   std::optional<Declaration> declaration;
   Rank declared_by = 0;                     // the rank from which `declaration` came
-  std::map<Rank, Declaration> declared;     // the declarations that came with arrivals since the last closing
+  std::map<Rank, Declaration> declared;     // the declarations that came with arrivals since the last round closed
   Round round = 0;                          // the number of the open round
   std::optional<ReadyGroups> ready_groups;  // forms groups of ranks; set only under PartialReduce
   std::optional<Ledger> ledger;             // grants micro-batches; set under work sharing, in one bucket of a family
@@ -71,7 +71,7 @@ struct BucketState {
   const RankState& At(Rank rank) const { return ranks[Index(rank)]; }
   int size() const { return static_cast<int>(ranks.size()); }
 
-  // Questions that the coordinator asks before it closes a round. Only the bucket's state decides the answers.
+  // Questions that the coordinator asks before it closes a round. The answers depend on this bucket's state only.
   const Declaration* Known() const;
   bool SharesWork() const;
   bool HasArrival() const;

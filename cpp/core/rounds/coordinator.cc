@@ -7,8 +7,8 @@
 namespace horovod_partial {
 namespace {
 
-// When grace is learned, a shorter delay counts as this one. A rank may arrive before the policy is satisfied and still
-// be late, because its report was on the way. With any grace above zero a round waits one more cycle for this rank.
+// The shortest lag from which grace is learned. A rank may arrive before the policy is satisfied and still be late,
+// because its report was on the way. With any grace above zero a round waits one more cycle for such a rank.
 constexpr Time kSmallestLag{1};
 
 // At round 0 ranks make communicators for the groups of at most this many later rounds, and make others when needed.
@@ -226,7 +226,7 @@ Closing Coordinator::Close(const std::string& name, BucketState& bucket, Closing
   closing.round = bucket.round;
   closing.reason = reason;
   closing.groups = std::move(groups);
-  deadlocked_since_ = kNever;  // a closing ends a wait, so not all ranks wait for each other
+  deadlocked_since_ = kNever;  // a round that closes ends a wait, so ranks do not all wait for each other
   closing.flushes = unflushed_.erase(name) > 0;
   if (closing.flushes && unflushed_.empty()) closing.flush_over = flush_;
   const bool flush = bucket.declaration && bucket.policy().grouped() && !bucket.HasArrival();
@@ -256,7 +256,7 @@ Closing Coordinator::Close(const std::string& name, BucketState& bucket, Closing
     if (!bucket.declaration) Begin(bucket, closing);
     bucket.declared.clear();
   }
-  if (flush) return closing;  // the closing of a bucket of models in a flush counts as no round
+  if (flush) return closing;  // in a flush, the Closing message of a bucket of models counts as no round
   if (bucket.closed != kNever) bucket.grace.RecordStep(now - bucket.closed);
   bucket.closed = now;
   bucket.last_first_arrival = bucket.first_arrival;

@@ -20,8 +20,8 @@ namespace horovod_partial {
 //
 // A bucket has one open round at a time:
 //               (no round yet) --all active ranks arrived--> round 1 open --closed--> round 2 open --closed--> ...
-// Decide returns closings in this order: by policy, then at most one by liveness (no missing rank can arrive), then the
-// ends of buckets, then the closings of a flush. Within each kind they are in the order of the buckets' names.
+// Decide returns the rounds that close, in this order: by policy, then at most one by liveness (no missing rank can
+// arrive), then the last rounds of buckets, then rounds of a flush. Each kind is in the order of the buckets' names.
 class Coordinator {
  public:
   // How long ranks that have ended wait for ranks that are blocked in a collective of Horovod. That collective needs
@@ -71,8 +71,8 @@ class Coordinator {
 
   // Returns a text with a line for each wait that began at `oldest` or before: which round or flush waits for whom.
   // Horovod's stall inspector cannot see waits for rounds and flushes. If `explained` is set, heartbeats have logged
-  // the waits of threads (docs/protocol.md, rule 14). Then the text has only the waits that heartbeats do not see: that
-  // for the end of a bucket, and that of ranks that have ended.
+  // the waits of threads (docs/protocol.md, rule 14). Then the text has only waits that heartbeats do not see: waits
+  // for the end of a bucket, and waits of ended ranks.
   std::string DescribeWaits(Time oldest, bool explained) const {
     const bool seen = explained && flushing_since_ != kNever;
     return horovod_partial::DescribeWaits(levels_, buckets_, seen ? kNever : flush_since_, oldest, !explained);
@@ -116,17 +116,17 @@ class Coordinator {
 
   const int size_;
   Time deadlock_after_ = kNever;
-  std::vector<RankLevel> levels_;  // what each rank says about itself
+  std::vector<RankLevel> levels_;  // what each rank reports about itself
   BucketStates buckets_;
   std::vector<Grants> grants_;
   std::vector<std::string> ended_;  // the buckets that ended in the last Decide
-  // The kind of the flush that all ranks are in, and the buckets that have had no closing in this flush yet.
+  // The kind of the flush that all ranks are in, and the buckets that have closed no round in this flush yet.
   Report::Flush flush_ = Report::Flush::kNone;
   std::set<std::string> unflushed_;
   Time flush_since_ = kNever;     // since when some rank has been in a flush, or has ended
   Time flushing_since_ = kNever;  // since when some rank has been in a flush without having ended
   std::string deadlock_;
-  Time stuck_since_ = kNever;       // since when all ranks have ended or been blocked, and one has ended
+  Time stuck_since_ = kNever;       // since when no rank can arrive, and at least one has ended
   Time deadlocked_since_ = kNever;  // since when all ranks have waited for each other
   bool again_ = false;              // true if Decide must be called in the next cycle, even if no rank has news
 };

@@ -9,10 +9,9 @@
 namespace horovod_partial {
 namespace {
 
-constexpr int kMostGradients = 1 << 30;  // a number of gradients must be less, to fit into 30 bits of a closing
+constexpr int kMostGradients = 1 << 30;  // a number of gradients must be below this, because it travels in 30 bits
 
-// Returns true if two ranks are in one group, or if `rank` has no value. It is called for every arrival, so it builds
-// no list of the members.
+// Returns true if two ranks are in one group, or if `rank` has no value. Runs for every arrival, so it must be fast.
 bool SameGroup(const Partition& groups, std::optional<Rank> rank, std::size_t other) {
   if (groups.empty() || !rank) return true;
   const int group = groups.at(Index(*rank));
@@ -62,8 +61,8 @@ std::string Encode(const std::vector<Grants>& grants) { return BytesOf(grants); 
 
 std::vector<Grants> DecodeGrants(const std::string& bytes) { return FromBytes<std::vector<Grants>>(bytes, "grants"); }
 
-// A closing is encoded as: the number of ranks; the round in two words; one word for reason, flush_over, flushes and
-// ends; the number of partitions; whether the first partition is that of this round; the contribution of each
+// A Closing is encoded as: the number of ranks; the round in two words; one word for reason, flush_over, flushes and
+// ends; the number of partitions; whether the first partition is `groups`, for this round; the contribution of each
 // rank in two words; all partitions.
 void Append(const Closing& closing, std::vector<std::int32_t>& words) {
   const auto round = static_cast<std::uint64_t>(closing.round);

@@ -28,9 +28,9 @@ struct BucketSet {
   }
 };
 
-// A report, which each rank sends to the coordinator in every negotiating cycle. An arrival is reported when it is new
-// or has changed, a failure once. Everything else replaces what the last report said. A rank that sends no report has
-// nothing pending, can arrive at every bucket, and is in no flush.
+// A report, which each rank sends to the coordinator in every negotiating cycle. A report has an arrival only if that
+// is new or has changed, and a failure only once. Everything else replaces what the last report said. A rank that sends
+// no report has nothing pending, can arrive at every bucket, and is in no flush.
 struct Report {
   enum class Flush : std::uint8_t {
     kNone,
@@ -120,15 +120,15 @@ struct Closing {
   std::string bucket;
   Round round = 0;
   Reason reason = Reason::kQuorum;
-  bool flushes = false;  // true for the first closing of the bucket in a flush: it delivers what was pending
+  bool flushes = false;  // true for the first round of the bucket in a flush, which delivers what was pending
   bool ends = false;     // true for the last round of the bucket, after which all ranks forget the bucket
-  Report::Flush flush_over = Report::Flush::kNone;  // the kind of the flush that ends with this closing, or kNone
+  Report::Flush flush_over = Report::Flush::kNone;  // the kind of the flush that ends with this round, or kNone
   std::vector<Contribution> contributions;          // the contribution of each rank
   Partition groups;                                 // the groups of the round; each group reduces by itself
   std::vector<Partition> upcoming;                  // in round 0, if there is a schedule: the groups of later rounds
   std::string error;                                // an error that every rank gets (then nothing is reduced), or empty
 
-  // fresh counts the ranks on time, gradients the gradients in the sum: of the group of `rank`, or else of all ranks.
+  // The number of ranks on time, and of gradients in the sum: in the group of `rank`, or without `rank` of all ranks.
   int fresh(std::optional<Rank> rank = std::nullopt) const;
   int gradients(std::optional<Rank> rank = std::nullopt) const;
   Members members(Rank rank) const;
@@ -150,7 +150,7 @@ struct Grants {
   }
 };
 
-// Decisions about micro-batches travel as a string of bytes. Decoding damaged bytes throws std::runtime_error.
+// Grants travel as a string of bytes. Decoding damaged bytes throws std::runtime_error.
 std::string Encode(const std::vector<Grants>& grants);
 std::vector<Grants> DecodeGrants(const std::string& bytes);
 
@@ -160,8 +160,8 @@ Report DecodeReport(const std::string& bytes);
 // Throws std::runtime_error if no rank of a process set with `size` ranks can have sent this report.
 void Check(const Report& report, int size);
 
-// A closing travels as 32-bit integers, for which Horovod's responses have room. Its bucket and its error are left out:
-// the response has them already. DecodeClosing reads a closing at index `at`, and moves `at` behind it.
+// A Closing travels as 32-bit integers, for which Horovod's responses have room. `bucket` and `error` are left out,
+// because the response has both already. DecodeClosing reads the Closing at index `at`, and moves `at` behind it.
 void Append(const Closing& closing, std::vector<std::int32_t>& words);
 Closing DecodeClosing(const std::vector<std::int32_t>& words, std::size_t& at);
 

@@ -12,7 +12,7 @@
 namespace horovod_partial {
 
 // What a late rank gets of the results that it missed. The paper overwrites older results (eager-SGD, PPoPP'20, section
-// 4.1.1). With all results, as a sum or one by one, every replica gets every update (figures in docs/policies.md).
+// 4.1.1). If a rank gets all results, its replica gets every update (figures in docs/policies.md).
 enum class Missed : std::uint8_t {
   kSum,     // the sum of all missed results, as soon as the rank arrives
   kReplay,  // each result by itself; the application takes whole rounds of a family, the oldest round first

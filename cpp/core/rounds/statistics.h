@@ -12,8 +12,8 @@
 namespace horovod_partial {
 
 struct BucketStatistics {
-  // Counts a closing. A rank with an arrival in the round is on time. A rank without a group is neither on time nor
-  // late. The staleness of a contribution is the number of rounds between it and the rank's previous contribution.
+  // Counts a closed round. A rank with an arrival in the round is on time. A rank without a group is neither on time
+  // nor late. The staleness of a contribution is the number of rounds between it and the rank's previous contribution.
   void Record(const Closing& closing);
 
   std::int64_t rounds = 0;

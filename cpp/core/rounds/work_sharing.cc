@@ -5,12 +5,12 @@
 namespace horovod_partial {
 namespace {
 
-// A rank may wait while others hold micro-batches that they have not begun. Giving it one of these may become better as
-// time passes. So Decide runs again after this time.
+// A rank may wait while other ranks hold micro-batches that they have not begun. As time passes, it may become better
+// to move such a micro-batch to the waiting rank. So Decide runs again after this time.
 constexpr Time kLookAgain = std::chrono::milliseconds(1);
 
-// The time of a micro-batch counts as at most this multiple of the rank's usual time, so that a pause does not count,
-// for example an evaluation in the middle of a micro-batch.
+// The time of a micro-batch counts as at most this multiple of the rank's usual time. Otherwise a pause, for example an
+// evaluation in the middle of a micro-batch, would make the rank seem slow.
 constexpr int kMostTimes = 3;
 
 }  // namespace
@@ -127,7 +127,7 @@ std::vector<int> Ledger::Wanted(const std::vector<bool>& comes, Time now) const 
 }
 
 std::vector<MicroBatches> Ledger::Tell(const std::vector<int>& wanted) {
-  for (const bool waits : {true, false})  // ranks that wait for a micro-batch come first
+  for (const bool waits : {true, false})  // ranks that wait for a micro-batch are served first
     for (std::size_t i = 0; i < ranks_.size(); ++i)
       if (ranks_[i].wants == waits && wanted[i] > ranks_[i].held() && Free() > 0) Grant(i);
   bool lacks = false;  // true if some rank should have a micro-batch that another rank holds

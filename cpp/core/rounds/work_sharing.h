@@ -38,7 +38,7 @@ class OwnShare {
   bool MayBegin() const { return begun_ < granted_.size(); }
   int next() const { return granted_.at(begun_); }
   void Begin() { ++begun_; }
-  // Gives back the micro-batch that was begun last, because it has made no gradient so far. It may be begun again.
+  // Gives back the micro-batch that was begun last and has made no gradient. This micro-batch may be begun again.
   void Return() { --begun_; }
   // Takes the coordinator's decision for this update. The rank may get fewer micro-batches than before, but not
   // fewer than it has begun.
@@ -64,7 +64,7 @@ class OwnShare {
 };
 
 // The coordinator's half of work sharing for one optimizer: which rank may begin which micro-batch. A micro-batch that
-// is taken back is free only when the rank reports that it holds fewer, because the rank may have begun it before.
+// is taken back is free only when the rank reports that it holds fewer, because the rank may have begun it by now.
 class Ledger {
  public:
   Ledger(int size, int micro_batches);
@@ -98,7 +98,7 @@ class Ledger {
 
     int held() const { return static_cast<int>(granted.size()); }
   };
-  // Returns how many micro-batches each rank should hold, if all those that no rank has begun were given out again.
+  // Returns how many micro-batches each rank should hold if all that nobody has begun were dealt out anew.
   std::vector<int> Wanted(const std::vector<bool>& comes, Time now) const;
   std::vector<MicroBatches> Tell(const std::vector<int>& wanted);
   void Grant(std::size_t rank);
