@@ -40,11 +40,10 @@ std::string NameOfClock() {
   return name.empty() ? HostName() : name;
 }
 
-// Returns whether a bucket compares replicas, and has no gradients.
+// Returns true for a bucket in which ranks compare their replicas: it has no gradients.
 bool IsInternal(const std::string& name) { return name.rfind("horovod_partial.", 0) == 0; }
 
-// Returns the optimizer whose micro-batches arrive at a bucket: its name without the number. Empty without work
-// sharing.
+// Under work sharing, returns the optimizer of a bucket: the bucket's name without its number. Otherwise returns "".
 std::string OptimizerOf(const BucketLabel& bucket) {
   return bucket.policy.rfind("WorkSharing()", 0) == 0 ? bucket.name.substr(0, bucket.name.rfind('.')) : "";
 }
@@ -79,7 +78,7 @@ void Recorder::Watch(bool on) {
   if (watches_ == on) return;
   if (!records_) {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (auto& [optimizer, timer] : timers_) timer.Flush();  // the pause before this watch is no step's time
+    for (auto& [optimizer, timer] : timers_) timer.Flush();  // the time before this watch belongs to no step
   }
   TakeSteps();  // steps before the watch are not watched
   watches_ = on;
@@ -115,7 +114,7 @@ void Recorder::WriteEverySecond() {
       segments_->Write(lines);
       lock.lock();
     }
-  } catch (const std::exception& error) {  // only Write throws, and it is called without `mutex_`
+  } catch (const std::exception& error) {  // only Write throws, and `mutex_` is not held during Write
     records_ = false;
     complain_(std::string("the recording has ended: ") + error.what());
   }
@@ -123,7 +122,7 @@ void Recorder::WriteEverySecond() {
 
 // Adds how long the main thread has run, and how long it has waited for a processor, if Linux tells.
 void Recorder::AddProcessorTime() {
-  std::ifstream file("/proc/self/schedstat");  // of the main thread, whichever thread reads it; in nanoseconds
+  std::ifstream file("/proc/self/schedstat");  // in nanoseconds; about the main thread, whichever thread reads the file
   std::int64_t ran = 0, waited = 0;
   if (file >> ran >> waited) processor_.Add(Micros(Now()), ran / 1000, waited / 1000);
 }
@@ -162,7 +161,7 @@ std::int64_t Recorder::NumberOf(const BucketLabel& bucket) {
 
 StepReport Recorder::TakeSteps() {
   std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<TimedStep> ended;  // of the timer with the most bytes
+  std::vector<TimedStep> ended;  // the steps of the timer with the most bytes
   std::size_t most = 0, bytes = 0;
   for (auto& [optimizer, timer] : timers_) {
     std::vector<TimedStep> taken = timer.Take();
@@ -214,7 +213,7 @@ void Recorder::Handed(Time time) {
 void Recorder::Reduced(const Reduction& reduction) {
   if (!on()) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  if (reduction.names != nullptr) {  // for a step, this is an arrival when Horovod saw the tensors, with its result now
+  if (reduction.names != nullptr) {  // for the timer, these tensors arrived at `seen_`, and their result comes now
     StepTimer& timer = TimerOf(std::nullopt);
     timer.Arrived(*reduction.names, -1, seen_, static_cast<std::size_t>(reduction.bytes));
     timer.Got(-1, reduction.end, -1, false, 0);

@@ -54,9 +54,9 @@ struct DecidedRound {
   Members delivered;
 };
 
-// Notes what one rank does in one generation of Horovod. Threads of the application and of Horovod call it. What it
-// notes goes to timers of steps, and the steps to a recording, to a watch, or to both. If neither is on, a call returns
-// at once. Otherwise it takes a lock. A separate thread writes to disk once a second.
+// Notes what one rank does between hvd.init() and hvd.shutdown(). Threads of the application and of Horovod call the
+// recorder. Timers turn the notes into steps. The steps go to a recording on disk, to hvd.watch(), or to both. If
+// neither is on, calls return at once. Otherwise they take a lock. A thread writes to disk once a second.
 class Recorder : private NonCopyable {
  public:
   // Which rank is recorded, of how many ranks.
@@ -70,7 +70,7 @@ class Recorder : private NonCopyable {
       : origin_(origin), complain_(std::move(complain)) {}
   ~Recorder();
 
-  // Sets the number of the run: a Unix time in milliseconds, the same on all ranks. To be called before Begin.
+  // Sets the number of the run: a Unix time in milliseconds, the same on all ranks. Must be called before Begin.
   void SetRun(std::int64_t milliseconds) { run_ = milliseconds; }
 
   // Records everything from now on, in a folder for this run below `directory`, in at most `most_bytes`. Throws
@@ -78,9 +78,9 @@ class Recorder : private NonCopyable {
   void Begin(const std::string& directory, std::size_t most_bytes);
   // Writes what has not been written yet, and ends the recording. Writes nothing in a forked child.
   void End();
-  // Times the steps of the training from now on, or not any more.
+  // Begins or ends the watch: while it is on, TakeSteps returns the compute times of steps.
   void Watch(bool on);
-  // Returns what the rank's steps were since the last call.
+  // Returns the steps of the rank that have ended since the last call.
   StepReport TakeSteps();
   bool records() const { return records_; }
   bool watches() const { return watches_; }
@@ -88,9 +88,9 @@ class Recorder : private NonCopyable {
 
   void Arrived(const BucketLabel& bucket, Time time);
   void Got(const BucketLabel& bucket, Time time, Round round, bool late, int staleness);
-  // The application was blocked: in a wait for a round, or for an operation of Horovod's own.
+  // Records that the application was blocked: for a round, or (`for_round` is false) for an operation of Horovod's own.
   void Waited(Time begin, Time end, bool for_round);
-  // Horovod's cycle has seen new tensors of Horovod's own operations.
+  // Records that Horovod's cycle has seen new tensors of Horovod's own operations.
   void Handed(Time time);
   void Reduced(const Reduction& reduction);
   void Decided(const BucketLabel& bucket, const DecidedRound& round);
@@ -123,8 +123,8 @@ class Recorder : private NonCopyable {
   Time wall_{0};                                                 // the Unix time when the recording began
   std::map<std::pair<int, std::string>, std::int64_t> numbers_;  // the number of each bucket, by process set and name
   std::string known_buckets_;  // the lines of the table of buckets so far; each new file repeats them
-  // The timers of the arrivals of each optimizer under work sharing, of all other arrivals (""), and of Horovod's own
-  // reductions (none).
+  // The timers by the arrivals that they time: those of the named optimizer under work sharing, those of all other
+  // buckets (""), and those of Horovod's own reductions (no name).
   std::map<std::optional<std::string>, StepTimer> timers_;
   Time seen_{0};              // when Horovod's cycle last saw tensors of its own reductions
   std::size_t reported_ = 0;  // the bytes in all reports so far

@@ -10,7 +10,7 @@ namespace horovod_partial {
 namespace {
 
 constexpr double kSignalBytes = 4;
-constexpr Time kWaiting = std::chrono::milliseconds(5);  // a rank tells rank 0 of waits this long (Thresholds::waiting)
+constexpr Time kWaiting = std::chrono::milliseconds(5);  // ranks report a wait of this length (Thresholds::waiting)
 constexpr Round kForEver = std::numeric_limits<std::int32_t>::max();
 
 // All bucket names are equally long, so they sort like the messages' numbers. Rounds close in the order of the names.
@@ -216,8 +216,8 @@ void Job::HaveNews(Rank rank) {
 
 Time Job::NextNegotiation() const {
   if (over_) return kNever;
-  // No round closes without an arrival, except at the end of the job. So if no arrival waits for a round to close, no
-  // rank asks for a negotiation. The coordinator may ask for one, to hear that a round has ended.
+  // Before the end of the job a round closes only if a rank has arrived. So while no arrival waits (`idle`), the ranks
+  // need no negotiation. The coordinator may still need one (`deadline_`), for example to learn that a round has ended.
   const bool idle = open_ == 0 && ended_ < config_.ranks;
   const Time wanted = idle ? deadline_ : std::min(wanted_, deadline_);
   if (wanted == kNever) return kNever;
@@ -298,8 +298,8 @@ void Job::Begin(const Closing& closing) {
                    [](const Reduction& a, const Reduction& b) { return a.end < b.end; });
 }
 
-// Reduces within a group. Each member gets the closing with two contributions: its own, and the sum of all others in
-// the group. Copying the whole closing for each of 2,048 ranks would take longer than everything else.
+// Reduces within a group. Each member gets a Closing with two contributions only: its own, and the sum of all others in
+// the group. With 2,048 ranks, copies of the whole Closing would take longer than all other work.
 void Job::Reduce(const Closing& closing, std::size_t message, const Members& members) {
   Closing view;
   view.bucket = closing.bucket;

@@ -25,7 +25,7 @@ struct JobConfig {
   int ranks = 1;
   int iterations = 1;
   Policy policy;
-  // The messages of a step, each of gradients that travel together; or one message for the model. `ready` counts from
+  // The messages of a step: each has gradients that travel together, or a single one has the model. `ready` counts from
   // the start of the step.
   std::vector<Gradient> messages;
   Late late = Late::kAccumulate;  // `kAccumulate` if messages are gradients; other values mean a model
@@ -34,7 +34,7 @@ struct JobConfig {
   std::vector<LinearCost> costs;  // [n - 1]: the cost of a reduction among n ranks
   double cycle = 0;               // the least time from one negotiation to the next
   int period = 0;                 // WP-SGD: steps of the fastest rank between two averages; if 0, each step averages
-  bool overlap = false;           // models: an average runs during the next step, which ends after it
+  bool overlap = false;           // models: an average runs during the next step, which ends no earlier
 };
 
 struct JobResult {
@@ -43,18 +43,19 @@ struct JobResult {
   std::int64_t late = 0;                   // the number of arrivals that were too late for their round
   std::vector<BucketStatistics> messages;  // the statistics of each message's rounds
   std::vector<double> closed;              // when each round of the last message closed
-  std::vector<double> received;            // for each rank: the sum of all results, if each gradient is 1
+  std::vector<double> received;            // for each rank: the sum of all results, where each gradient is 1
 };
 
 // Simulates one job in one thread. The classes that decide in a real job (Coordinator, Bucket) run here too, driven by
-// events. Ranks compute, and arrive at the rounds of their messages. The background threads of all ranks go in lock
-// step, as in Horovod: they negotiate, reduce the rounds that have closed, one after the other, and negotiate again.
-// The groups of a round reduce at the same time.
+// events. Ranks compute, and arrive at the rounds of their messages. The background threads of all ranks run in
+// lockstep, as in Horovod: they negotiate, reduce the closed rounds one after the other, and negotiate again. The
+// groups of a round reduce at the same time.
 //
-// Reports and closings take no time: a negotiation knows every arrival before it. If negotiations take time in reality,
-// the costs of reductions must include that. Ranks report that they wait (rule 7) only when nothing else can happen.
-// This is so only at the end of a job: fewer ranks than a quorum have steps to do, and some ranks were too late for
-// one message, others for another. Before the end, all ranks arrive at the messages of a step in the same order.
+// Reports and Closing messages take no time: a negotiation knows all earlier arrivals. If negotiations take time in
+// reality, the costs of reductions must include that. Ranks report that they wait (docs/protocol.md, rule 7) only when
+// nothing else can happen. Before the end of a job something always can, because all ranks arrive at the messages of a
+// step in the same order. At the end fewer ranks than a quorum may have steps left, and each may wait for another
+// message.
 class Job {
  public:
   // Throws std::invalid_argument if the lengths in `config` do not fit together.
@@ -72,7 +73,7 @@ class Job {
     double value = 0;  // the application's tensor, which is input and output of an arrival
     Time arrived{0};
     bool outstanding = false;  // true if the application waits for the result of the arrival
-    bool reportable = false;   // true if the rank's next report may have to say something of this message
+    bool reportable = false;   // true if the rank's next report may have an item for this message
   };
   struct RankState {
     std::vector<Local> locals;            // the rank's part of each message; the bucket that ends periods comes last
@@ -102,7 +103,7 @@ class Job {
   double BytesOf(std::size_t message) const;
   const Policy& PolicyOf(std::size_t message) const { return message == Signal() ? signal_policy_ : config_.policy; }
 
-  // Functions for what the application of a rank does.
+  // What the application of a rank does.
   void StartStep(Rank rank);
   void Compute(Rank rank);
   void Proceed(Rank rank);
@@ -111,7 +112,7 @@ class Job {
   static void MakeReportable(RankState& state, std::size_t message);
   void HaveNews(Rank rank);
 
-  // Functions for what the background threads do.
+  // What the background threads do.
   Time NextNegotiation() const;
   void Negotiate();
   bool CloseByLiveness();
@@ -137,7 +138,7 @@ class Job {
   std::vector<Rank> news_;
   int open_ = 0;       // the number of arrivals whose round has not closed
   int ended_ = 0;      // the number of ranks that have ended
-  bool over_ = false;  // true if the rounds at the end of the job have closed
+  bool over_ = false;  // true if the last rounds of the job have closed
 };
 
 }  // namespace horovod_partial

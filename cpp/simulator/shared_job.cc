@@ -101,7 +101,7 @@ void SharedJob::Negotiate() {
   wanted_ = granted.empty() ? kNever : now_;  // ranks report again, because the grants have changed
 }
 
-// Returns when the update is reduced if its last micro-batch ends now. No rank computes while the messages travel.
+// Returns when the update is reduced if its last micro-batch ends now. The next update begins only after this time.
 Time SharedJob::Reduced() const {
   Time negotiated = start_ - cycle_;
   Time free = start_;

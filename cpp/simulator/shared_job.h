@@ -23,7 +23,7 @@ struct SharedJobConfig {
   // The delay of a micro-batch is the sum of its delays in `in_first`, `in_each` and `in_own`.
   std::vector<double> in_first;    // [update * ranks + rank]: the delay of the first micro-batch of the rank
   std::vector<double> in_each;     // [update * ranks + rank]: the delay of each micro-batch of the rank
-  std::vector<double> in_own;      // [update * micro-batches + micro-batch]: its delay, on whatever rank
+  std::vector<double> in_own;      // [update * micro-batches + micro-batch]: its delay, whichever rank makes it
   std::vector<Gradient> messages;  // `ready` counts from the start of the last micro-batch's compute
   LinearCost cost;                 // the cost of a reduction
   double cycle = 0;                // the least time from one negotiation to the next
