@@ -80,7 +80,7 @@ void Recorder::Watch(bool on) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto& [optimizer, timer] : timers_) timer.Flush();  // the time before this watch belongs to no step
   }
-  TakeSteps();  // steps before the watch are not watched
+  TakeSteps();  // discards the steps before the watch
   watches_ = on;
 }
 

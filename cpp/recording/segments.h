@@ -19,7 +19,7 @@ class Segments : private NonCopyable {
   Segments(std::string folder, std::string name, std::size_t most_bytes, std::function<std::string(int)> preamble);
   ~Segments();
 
-  // Writes whole lines. Begins a new segment if they do not fit. Throws std::runtime_error, for example on a full disk.
+  // Writes whole lines, into a new segment if they do not fit. Throws std::runtime_error, for example on a full disk.
   void Write(const std::string& lines);
 
  private:

@@ -1,4 +1,4 @@
-// The rows of a table that have not been written yet. They are written column by column, as one line of JSON.
+// The rows of a table that have not been written yet. A table is written column by column, as one line of JSON.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace horovod_partial::recording {
 
 class Table {
  public:
-  // Takes the name of the table and the names of its columns. They must need no escapes in JSON.
+  // Takes the name of the table and the names of its columns. The names must need no escapes in JSON.
   Table(const char* name, std::vector<const char*> columns);
 
   // Adds a row, with a value for each column: whole numbers, texts or lists of ranks.

@@ -148,7 +148,7 @@ void Job::Compute(Rank rank) {
   Proceed(rank);
 }
 
-// After the compute of a step: if no result is outstanding, averages models if that is due, and begins the next step.
+// After a step's compute: if no result is outstanding, averages models if an average is due, and begins the next step.
 void Job::Proceed(Rank rank) {
   RankState& state = At(rank);
   if (state.outstanding > 0) return;

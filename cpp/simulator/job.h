@@ -82,7 +82,7 @@ class Job {
     Time start{0};         // when the compute of the step began
     std::size_t next = 0;  // the next message of this step at which the rank arrives
     bool computing = false;
-    bool averaged = false;  // true once this step has begun its average, or knows that none is due
+    bool averaged = false;  // true once the average of this step has begun, or is known not to be due
     int outstanding = 0;    // the number of arrivals that wait for their results
     Periods periods{0};
     bool ended = false;

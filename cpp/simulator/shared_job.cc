@@ -23,7 +23,7 @@ SharedJobConfig Checked(SharedJobConfig config) {
 
 SharedJob::SharedJob(SharedJobConfig config)
     : config_(Checked(std::move(config))),
-      // Two cycles must have different times, because a micro-batch that is taken back is free only in a later cycle.
+      // Cycles must have different times: a micro-batch that is taken back from a rank is free only in a later cycle.
       cycle_(std::max(FromSeconds(config_.cycle), Time(1))),
       ledger_(config_.ranks, config_.ranks * config_.passes) {
   for (Rank rank = 0; rank < config_.ranks; ++rank) workers_.push_back({OwnShare(rank, config_.passes)});

@@ -21,9 +21,9 @@ struct SharedJobConfig {
   int updates = 1;
   double compute = 0;  // the time of a micro-batch without its delay; above 0
   // The delay of a micro-batch is the sum of its delays in `in_first`, `in_each` and `in_own`.
-  std::vector<double> in_first;    // [update * ranks + rank]: the delay of the first micro-batch of the rank
-  std::vector<double> in_each;     // [update * ranks + rank]: the delay of each micro-batch of the rank
-  std::vector<double> in_own;      // [update * micro-batches + micro-batch]: its delay, whichever rank makes it
+  std::vector<double> in_first;  // [update * ranks + rank]: the delay of the first micro-batch of the rank
+  std::vector<double> in_each;   // [update * ranks + rank]: the delay of each micro-batch of the rank
+  std::vector<double> in_own;    // [update * micro-batches + micro-batch]: a delay that the micro-batch has on any rank
   std::vector<Gradient> messages;  // `ready` counts from the start of the last micro-batch's compute
   LinearCost cost;                 // the cost of a reduction
   double cycle = 0;                // the least time from one negotiation to the next
@@ -38,10 +38,10 @@ struct SharedJobResult {
 };
 
 // Simulates one job in one thread. The classes that deal out micro-batches in a real job (Ledger, OwnShare) run here
-// too, driven by events. A rank begins a micro-batch as soon as it may. If it may begin none, it waits for the next
-// cycle in which the coordinator grants it one. In a micro-batch the delay comes first, then the compute. A message
-// is ready when the micro-batch that ends last has computed the message's gradients. A negotiation takes no time, as
-// in Job.
+// too, driven by events. A rank begins a micro-batch as soon as it may. A rank that may begin none waits for the next
+// cycle in which the coordinator grants it a micro-batch. In a micro-batch the delay comes first, then the compute. A
+// message is ready when the micro-batch that ends last has computed the message's gradients. A negotiation takes no
+// time, as in Job.
 //
 // In the first update of a real job each rank makes its own micro-batches. Here the first update is like all others.
 class SharedJob {

@@ -12,7 +12,7 @@ namespace horovod_partial {
 
 constexpr int kNoGroup = -1;
 
-// A partition has for each rank the number of its group, or kNoGroup. If it is empty, all ranks reduce together.
+// A partition has for each rank the number of its group, or kNoGroup. In an empty one all ranks reduce together.
 using Partition = std::vector<int>;
 using Members = std::vector<Rank>;  // the ranks of a group, in ascending order
 
@@ -22,19 +22,19 @@ std::vector<Members> GroupsOf(const Partition& partition);
 Members GroupOf(const Partition& partition, Rank rank, int size);
 // Returns the index of a rank among the members of its group.
 int PlaceOf(const Members& members, Rank rank);
-// Returns for each of `size` ranks the number of its group in `groups`, or kNoGroup if it is in none.
+// Returns for each of `size` ranks the number of its group in `groups`, or kNoGroup if the rank is in no group.
 Partition PartitionOf(const std::vector<Members>& groups, int size);
 
-// A cache of the groups that have a communicator. It is the same on every rank, because each rank sees the groups of
-// all rounds of the process set in one order. (If one rank freed a communicator and the other members kept it, they
-// would hang at its next use.) Each rank has room for `capacity` communicators. If a member of a new group has no room,
-// that member's least recently used group is evicted on all ranks.
+// The groups that have a communicator. This cache is equal on all ranks, because each rank sees the groups of all
+// rounds of the process set in one order. (If only one rank freed a communicator, the others would hang at its next
+// use.) Each rank has room for `capacity` communicators. If a member of a new group has no room, that member's least
+// recently used group is evicted on all ranks.
 class GroupCache {
  public:
   GroupCache(int size, std::size_t capacity) : capacity_(capacity), load_(static_cast<std::size_t>(size)) {}
 
-  // Marks a group of ranks as used. Returns the groups that lose their communicators for it. The caller must free these
-  // communicators before it makes a communicator for `group`.
+  // Marks a group of ranks as used. Returns the groups that must make room for it. The caller must free the
+  // communicators of these groups before it makes a communicator for `group`.
   std::vector<Members> Use(const Members& group);
   bool Contains(const Members& group) const { return at_.count(group) > 0; }
   std::size_t size() const { return order_.size(); }

@@ -31,7 +31,7 @@ class ReadyGroups {
   // Records a group that Form has not made, so that it counts among the last groups, which shall connect all ranks.
   void Add(const Members& group, const std::vector<bool>& active);
 
-  // Returns until when an arrived rank is held back to meet a rank of another part of the job; kNever if no rank is.
+  // Returns until when a rank is held back to meet a rank of another part of the job; kNever if no rank is held back.
   // Form must be called again at that time, even if no other rank has arrived.
   Time hold_until() const { return hold_until_; }
   // Returns how often the last `window` groups did not connect all ranks that train.

@@ -16,7 +16,7 @@ int Log2(int value) {
   return bits;
 }
 
-// Returns base^digits. Once a smaller power is at least `size`, it returns that power instead, so nothing overflows.
+// Returns base^digits. So that nothing overflows, the power stops growing when it has reached `size`.
 std::int64_t PowerUpTo(int base, int digits, int size) {
   std::int64_t power = 1;
   for (int i = 0; i < digits && power < size; ++i) power *= base;

@@ -36,9 +36,9 @@ Round CycleOf(const Schedule& schedule, int size);
 // Returns the groups of a round among `size` ranks. The result is empty for kNone.
 //
 // kButterfly, if both sizes are powers of two: round t groups the ranks that differ only in log2(group_size) bits of
-// their number, cyclically from bit (t * log2(group_size)) mod log2(size) on. So a change on one rank has reached all
-// ranks after log(size) / log(group_size) rounds. (Algorithm 1 in the paper shifts the mask of the round before by so
-// many bits. In the paper's example the mask of round t is 1, shifted by so many bits. The code follows the example.)
+// their number, cyclically from bit s = (t * log2(group_size)) mod log2(size) on. So a change on one rank has reached
+// all ranks after log(size) / log(group_size) rounds. (Algorithm 1 in the paper shifts the mask of the round before by
+// s bits. In the paper's example the mask of round t is 1, shifted by s bits. The code follows the example.)
 //
 // kButterfly with other sizes: K is the smallest number with group_size^K >= size. The numbers of ranks are written
 // with K digits in the smallest base that is enough. Round t groups the ranks that differ only in digit t mod K. The

@@ -1,4 +1,4 @@
-// Averages of models: when a rank must take part (WP-SGD), and how much each model counts. All ranks compute the same.
+// Averages of models: when a rank must take part (WP-SGD), and how much each model counts. All ranks get equal results.
 #pragma once
 
 #include <algorithm>
@@ -49,14 +49,14 @@ class Periods {
     ++periods_;
     return std::exchange(steps_, 0);
   }
-  // Begins a new period within a flush, because a flush averages the models of all ranks, too. `ended` is the number of
-  // ended rounds of the bucket with which ranks end periods. It must be the same on all ranks.
+  // Begins a new period within a flush, because a flush averages the models of all ranks, too. `ended`, which must be
+  // equal on all ranks, is the number of ended rounds of the bucket with which ranks end periods.
   void BeginAnew(Round ended) {
     periods_ = std::max<Round>(ended - 1, 0);
     steps_ = 0;
   }
   // Returns the number of all steps of this rank. A period (the steps between two averages over all ranks) that is over
-  // counts as `length_` steps, even if this rank took fewer. So ranks are comparable before all know of the end.
+  // counts as `length_` steps, even if this rank took fewer. So ranks are comparable before all know this end.
   int Work() const { return static_cast<int>(periods_) * length_ + steps_; }
 
  private:

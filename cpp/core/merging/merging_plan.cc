@@ -11,8 +11,8 @@ namespace {
 // Divides gradients into messages so that the last message ends as early as possible, and so that there are as few
 // messages as this end allows. (Each message also keeps processors busy. The cost model ignores this cost.)
 //
-// The earliest end of the first j gradients is a minimum over all gradients with which their last message may begin. A
-// message starts when the messages before it have ended and its last gradient is ready. Then it takes its cost. When
+// The earliest end of the first j gradients is a minimum over all choices of the first gradient in their last message.
+// A message starts when the messages before it have ended and its last gradient is ready. It lasts for its cost. When
 // the earliest ends are known, the messages are chosen, the last message first. Each message takes as many gradients as
 // it can, so long as the gradients before it can still end in time. (Taking fewer gradients would not help: moving a
 // gradient to a later message saves the earlier message more time than it costs the later one.)

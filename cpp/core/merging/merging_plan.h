@@ -1,4 +1,4 @@
-// Plans which gradients travel in one message (MG-WFBP, INFOCOM'19 and IEEE TPDS 2021). Lays them out in a bucket.
+// Plans which gradients travel in one message (MG-WFBP, INFOCOM'19 and IEEE TPDS 2021). Lays tensors out in a bucket.
 #pragma once
 
 #include <array>
@@ -38,8 +38,8 @@ using MergingPlan = std::vector<int>;
 
 // Plans the messages of a step. Messages are sent one after the other, each when its last gradient is ready.
 //
-// MG-WFBP calls its rule (kPaper) optimal. Under its model it is not: each decision minimises only the end of the next
-// message. kExact is optimal, and needs O(n^2) time for n gradients, as the paper's algorithm does.
+// MG-WFBP calls its rule (kPaper) optimal. By its cost model kPaper is not: each decision minimises only the end of the
+// next message. kExact is optimal, and needs O(n^2) time for n gradients, as the paper's algorithm does.
 MergingPlan PlanMerging(MergingRule rule, const std::vector<Gradient>& gradients, const LinearCost& cost,
                         double threshold_bytes);
 

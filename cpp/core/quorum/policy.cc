@@ -43,7 +43,7 @@ void Check(const Policy& policy, int size) {
 bool IsFullRound(const Policy& policy, Round round) { return policy.period > 0 && (round + 1) % policy.period == 0; }
 
 Rank Initiator(const Policy& policy, Round round, int size) {
-  // The draw is SplitMix64 of (seed, round). So draws of different rounds are independent, and need no earlier draw.
+  // The draw is SplitMix64 of (seed, round). So draws are independent, and none needs an earlier draw.
   std::uint64_t x = policy.seed + 0x9e3779b97f4a7c15u * (static_cast<std::uint64_t>(round) + 1);
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;

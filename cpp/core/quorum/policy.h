@@ -34,7 +34,7 @@ struct Policy {
   Schedule schedule;             // GroupAverage: which ranks average their models together
   Round period = 0;              // GroupAverage: in every `period`-th round all ranks are one group; 0 for never
   int group_size = 0;            // PartialReduce: the number of ranks in a group, 1 or more
-  int window = 0;                // PartialReduce: the number of consecutive groups that shall connect all ranks
+  int window = 0;                // PartialReduce: so many consecutive groups shall connect all ranks (see ReadyGroups)
   int micro_batches = 0;  // WorkSharing: the number of micro-batches in an update, a multiple of the number of ranks
   // WorkSharing: true for the bucket in which ranks report their micro-batches, and learn which they may begin.
   bool grants = false;
@@ -65,8 +65,8 @@ bool IsFullRound(const Policy& policy, Round round);
 // Returns the rank that is drawn for a round, to close it by its arrival. Draws are uniform, and equal on every rank.
 Rank Initiator(const Policy& policy, Round round, int size);
 
-// Learns from recent arrivals whether grace pays. It pays if most ranks that were missing when the policy of a round
-// was satisfied arrived within a cap of 5 % of the median step. If it pays, the grace is long enough for these ranks.
+// Learns from recent arrivals whether grace pays. Grace pays if most ranks that were missing when the policy of a round
+// was satisfied arrived within a cap of 5 % of the median step. Then the grace is long enough for these ranks.
 // Otherwise the grace is zero, because slow ranks are not worth a wait. (A fixed grace would be too short for some
 // jobs, too long for others.)
 class GraceEstimator {

@@ -44,9 +44,9 @@ struct BucketOptions : Handling {
 //   incoming_  a newer model that no round has seen
 //   scratch_   the result of a round without an arrival, so that the result does not overwrite the kept model
 //
-// With Missed::kReplay the bucket belongs to a family (docs/protocol.md, families). Its results are kept in order until
-// the application takes them with TakeRounds, together with the results of the family's other buckets. The result of an
-// arrival on time counts as such a result too, although it lies in the application's memory.
+// With Missed::kReplay the bucket belongs to a family: the buckets of one optimizer (docs/protocol.md, families). Its
+// results are kept in order until the application takes them with TakeRounds, together with those of the other buckets.
+// The result of an arrival on time counts as such a result too, although it lies in the application's memory.
 class Bucket {
  public:
   enum class State : std::uint8_t { kIdle, kArrived, kRunning };
@@ -84,10 +84,10 @@ class Bucket {
     arrival_.gradients += gradients;
     reported_ = false;
   }
-  // Not for families. Writes the missed results to `output`: their sum, or only the newest result. Returns false if the
+  // Not for kReplay. Writes the missed results to `output`: their sum, or only the newest result. Returns false if the
   // sum is in float16 and not finite.
   bool TakeMissed(void* output);
-  // In a family: writes the sum of the results of the oldest `rounds` untaken rounds to `output`. Returns the number
+  // With kReplay: writes the sum of the results of the oldest `rounds` untaken rounds to `output`. Returns the number
   // of gradients in the sum. If there is no gradient, it writes zeros.
   int TakeRounds(int rounds, void* output);
 
@@ -109,11 +109,11 @@ class Bucket {
 
   // Forgets the pending sum and the missed results, for example when a checkpoint is loaded. The next arrival asks for
   // a round that waits for all ranks. A round that closes before the next report delivers zeros instead of the pending
-  // sum. In a family, `complete` rounds have ended in all buckets. Later rounds still count, but without results.
+  // sum. With kReplay, `complete` rounds have ended in all buckets; later rounds still count, but without results.
   void Clear(Round complete = 0);
-  // Called when this rank has retired the bucket, so that no thread will take the missed results.
+  // Called when the owner of the bucket (an optimizer) is gone, so that no thread will take the missed results.
   void DiscardMissed() { missed_.Clear(); }
-  // In a family: records that this rank has joined. It gets no more results, not even the result of a running round.
+  // With kReplay: records that this rank has joined, and so gets no more results, not even that of a running round.
   // `completed` is the number of rounds that have ended on other ranks.
   void LeaveOut(Round completed);
   // With Weights::kStaleness: raises the iteration of this rank's model to at least `iteration`, and returns it.
@@ -137,12 +137,12 @@ class Bucket {
   int missed_gradients() const { return missed_.gradients(); }
   // The number of missed rounds whose results were added to another result.
   int summed() const { return missed_.summed(); }
-  // In a family: the number of rounds whose results the application never gets, or gets only in a sum of rounds.
+  // With kReplay: the number of rounds whose results the application never gets, or gets only in a sum of rounds.
   Round lost() const { return missed_.summed() + lost_; }
-  // In a family: the number of rounds with untaken results, and the number of rounds in the oldest of these results.
+  // With kReplay: the number of rounds with untaken results, and the number of rounds in the oldest of these results.
   int untaken() const { return missed_.rounds() + (held_ ? 1 : 0); }
   int oldest_rounds() const { return held_ ? 1 : missed_.oldest_rounds(); }
-  // In a family: the number of rounds whose results were taken. Otherwise: the number of rounds that have ended.
+  // With kReplay: the number of rounds whose results were taken. Otherwise: the number of rounds that have ended.
   Round taken() const { return options_.missed == Missed::kReplay ? completed_ - untaken() : completed_; }
   void BeTaken(bool being_taken) { missed_.BeTaken(being_taken); }
   bool full() const { return options_.missed == Missed::kReplay && untaken() >= options_.replay_limit; }
@@ -171,12 +171,12 @@ class Bucket {
   bool on_time_ = false;   // while a round runs: true if its sum contains this rank's arrival
   bool wants_full_round_ = false;
   bool discard_result_ = false;  // while a round runs: true if Clear was called, so the result will not be kept
-  bool left_out_ = false;        // while a round of a family runs: true if this rank has joined, so it gets no result
-  // True if the pending sum was forgotten after a report announced it. A round may count it until the next report.
+  bool left_out_ = false;        // while a round runs: true if this rank has joined, so it gets no result
+  // True if Clear has emptied a pending sum that a report had announced. A round may count it until the next report.
   bool cleared_ = false;
-  bool held_ = false;          // in a family: true if the result in the output of the arrival has not been taken
+  bool held_ = false;          // with kReplay: true if the result in the output of the arrival has not been taken
   int held_gradients_ = 0;     // the number of gradients in the untaken result of the arrival
-  Round lost_ = 0;             // in a family: the number of rounds that were forgotten, or ended during a join
+  Round lost_ = 0;             // with kReplay: the number of rounds that were forgotten, or ended during a join
   int members_gradients_ = 0;  // while a round runs: the number of gradients in the sum that this rank gets
   int missed_gradients_ = 0;   // for models: the number of models in the missed result
   int incoming_late_ = 0;      // for models: the number of late arrivals that no report has announced

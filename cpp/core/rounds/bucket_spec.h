@@ -33,10 +33,10 @@ struct Handling {
   Missed missed = Missed::kSum;
   Late late = Late::kAccumulate;
   Divisor divisor = Divisor::kNone;
-  // How much the contribution of an arrival counts. Unless this is uniform, the result is a weighted average.
+  // How much the contribution of an arrival counts. Unless the weights are uniform, the result is a weighted average.
   Weights weights = Weights::kUniform;
   double weight_parameter = 1;  // the parameter of the weights: `contraction` or `alpha` in weights.h
-  int replay_limit = 8;         // in a family: the number of untaken results at which rounds wait for this rank
+  int replay_limit = 8;         // kReplay: the number of untaken results at which rounds wait for this rank
   bool drop_nonfinite = false;  // true if a late contribution that is not finite is dropped, and counted
 
   template <class Self>
@@ -47,7 +47,7 @@ struct Handling {
   }
 };
 
-// All that an optimizer or operation says of its bucket, except the tensor. It is the same in every framework.
+// All that an optimizer or operation says of its bucket, except the tensor, in a form that all frameworks share.
 struct BucketSpec : Handling {
   Policy policy;
   double prescale_factor = 1;

@@ -27,9 +27,9 @@ struct BucketState {
     int pending = 0;       // the number of gradients in the pending sum
     int late = 0;          // the number of late arrivals in the pending sum
     bool running = false;  // true if the last round has not ended on the rank
-    bool retired = false;  // true if the rank has retired the bucket
+    bool retired = false;  // true if the bucket's owner, such as an optimizer, is gone on the rank (rule 11)
     Report::Backlog backlog = Report::Backlog::kNone;
-    bool absent = false;   // true if the rank is out of training for this bucket
+    bool absent = false;   // true if the rank is away from this bucket (rule 7)
     bool waiting = false;  // true if the rank cannot arrive because the threads that use the bucket wait
   };
   struct RankState {
@@ -50,16 +50,16 @@ struct BucketState {
   };
 
   std::vector<RankState> ranks;
-  // What the ranks agreed on when round 0 closed. It is kept, because a rank that had joined declares the bucket later.
+  // What the ranks agreed on when round 0 closed. Kept for ranks that had joined, which declare the bucket later.
   std::optional<Declaration> declaration;
   Rank declared_by = 0;                     // the rank from which `declaration` came
   std::map<Rank, Declaration> declared;     // the declarations that came with arrivals since the last round closed
   Round round = 0;                          // the number of the open round
   std::optional<ReadyGroups> ready_groups;  // forms groups of ranks; set only under PartialReduce
-  std::optional<Ledger> ledger;             // grants micro-batches; set under work sharing, in one bucket of a family
-  Time retired_since = kNever;              // since when some ranks have retired the bucket while others have not
-  Time first_arrival = kNever;              // when the first rank arrived at the open round
-  Time last_first_arrival = kNever;         // when the first rank arrived at the last round
+  std::optional<Ledger> ledger;      // grants micro-batches; set under work sharing, in one bucket of an optimizer
+  Time retired_since = kNever;       // since when the bucket's owner (Said::retired) is gone on some ranks
+  Time first_arrival = kNever;       // when the first rank arrived at the open round
+  Time last_first_arrival = kNever;  // when the first rank arrived at the last round
   // Since when the policy of the open round has been satisfied; kNever if it is not.
   Time satisfied = kNever;
   Time last_satisfied = kNever;
@@ -105,9 +105,9 @@ using BucketStates = std::map<std::string, BucketState>;  // what the coordinato
 
 // What a rank reports about itself, and not about a single bucket.
 struct RankLevel {
-  bool absent = false;   // true if the rank is out of training for all buckets, also for those that it has not used
+  bool absent = false;   // true if the rank is away from all buckets (rule 7), also from those that it has not used
   bool waiting = false;  // true if the rank waits for a round, so that it cannot arrive at any bucket
-  bool blocked = false;  // true if all known threads of the rank wait or are out of training
+  bool blocked = false;  // true if all known threads of the rank wait or take no part in training
   bool leaves = false;
   std::string elsewhere;
   Report::Flush flush = Report::Flush::kNone;

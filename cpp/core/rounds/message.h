@@ -48,7 +48,7 @@ struct Report {
       kArrival,
       kPending,
       kRunning,  // a round of the bucket is still being reduced on this rank; on a device that may take several cycles
-      kRetired,  // the rank has retired the bucket; `gradients` and `late` say what is still pending there
+      kRetired,  // the bucket's owner (an optimizer) is gone here; `gradients` and `late` say what is still pending
     };
     Kind kind = Kind::kArrival;
     std::string bucket;
@@ -57,7 +57,7 @@ struct Report {
     int work = 0;       // arrivals only: the number of steps, or the iteration, from which the rank's weight follows
     Time age{0};        // the time since the rank last arrived; may be long, as no report is sent during a reduction
     bool full = false;  // arrivals only: true if the round must not close before every rank has arrived
-    std::optional<Share> share;  // the rank's micro-batches; set only under work sharing, in one bucket of a family
+    std::optional<Share> share;  // the rank's micro-batches; set only under work sharing, in one bucket of an optimizer
     Backlog backlog = Backlog::kNone;
     std::optional<Declaration> declaration;  // sent with each arrival until this rank has seen a round of the bucket
 
@@ -71,11 +71,12 @@ struct Report {
   };
 
   // Buckets at which the rank has not arrived and cannot arrive. A bucket is in `waiting` if all its threads wait, for
-  // a round or in a flush of any process set. A bucket is in `absent` if all its threads wait or are out of training,
-  // and at least one is out of training. (The threads of a bucket are those that took its last results.)
+  // a round or in a flush of any process set. A bucket is in `absent` if all its threads wait or take no part in
+  // training (ended, joined, or in another collective), and at least one takes no part. (The threads of a bucket took
+  // its last results.)
   BucketSet absent;
   BucketSet waiting;
-  bool blocked = false;   // true if all known threads of this rank wait or are out of training
+  bool blocked = false;   // true if all known threads of this rank wait or take no part in training
   std::string elsewhere;  // where a blocked rank waits in another process set, in words; otherwise empty
   Flush flush = Flush::kNone;
   std::vector<Item> items;
@@ -141,7 +142,7 @@ constexpr auto NamesOf(Closing::Reason /*type*/) {
 
 // The coordinator's message to all ranks: which micro-batches of the open update each rank may begin.
 struct Grants {
-  std::string bucket;  // the family's micro-batches are counted and granted in this bucket, and in no other
+  std::string bucket;  // the optimizer's micro-batches are counted and granted in this bucket, and in no other
   std::vector<MicroBatches> by_rank;
 
   template <class Self>

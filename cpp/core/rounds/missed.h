@@ -15,7 +15,7 @@ namespace horovod_partial {
 // 4.1.1). If a rank gets all results, its replica gets every update (figures in docs/policies.md).
 enum class Missed : std::uint8_t {
   kSum,     // the sum of all missed results, as soon as the rank arrives
-  kReplay,  // each result by itself; the application takes whole rounds of a family, the oldest round first
+  kReplay,  // each result by itself; the application takes a round from all buckets of an optimizer at once
   kLatest,  // only the newest result, as in the paper on eager-SGD; older updates are lost
 };
 
@@ -30,7 +30,7 @@ class MissedResults {
     int gradients = 0;
   };
 
-  // In a family up to `limit` results are kept. Beyond that the two oldest results are added up.
+  // With kReplay up to `limit` results are kept. When one more comes, the two oldest results are added up.
   explicit MissedResults(Missed mode, int limit = 1) : mode_(mode), limit_(mode == Missed::kReplay ? limit : 1) {}
 
   // Adds a missed result. May take the memory of `result`, and leave other memory of the same size in it, or none.
@@ -45,15 +45,15 @@ class MissedResults {
   // Drops the contents of all results, but keeps the number of rounds.
   void MakeEmpty();
   void Clear() { results_.clear(); }
-  // In a family: records that the oldest results are being taken in all buckets of a family, one bucket after the
-  // other. Meanwhile no results are added up, because all buckets must give the same rounds.
+  // With kReplay: records that the application is taking the oldest results from all buckets of an optimizer, one
+  // bucket after the other. Meanwhile no results are added up, because all buckets must give the same rounds.
   void BeTaken(bool being_taken) { being_taken_ = being_taken; }
 
   bool empty() const { return results_.empty(); }
   int rounds() const;                     // the number of rounds in all results
   int oldest_rounds() const;              // the number of rounds in the oldest result
   int gradients() const;                  // the number of gradients in all results
-  int summed() const { return summed_; }  // in a family: how many results were added to another result
+  int summed() const { return summed_; }  // with kReplay: how many results were added to another result
   std::size_t bytes() const;
 
  private:

@@ -1,5 +1,5 @@
-// Work sharing: the micro-batches of an update belong to all ranks, and a free rank takes the next one
-// (docs/protocol.md, rule 17).
+// Work sharing: the micro-batches of an update (an optimizer step) belong to all ranks, and a free rank takes the next
+// one (docs/protocol.md, rule 17).
 #pragma once
 
 #include <tuple>
@@ -63,8 +63,8 @@ class OwnShare {
   std::size_t begun_ = 0;
 };
 
-// The coordinator's half of work sharing for one optimizer: which rank may begin which micro-batch. A micro-batch that
-// is taken back is free only when the rank reports that it holds fewer, because the rank may have begun it by now.
+// The coordinator's half of work sharing for one optimizer: which rank may begin which micro-batch. A micro-batch taken
+// back from a rank is free only when the rank reports that it holds fewer, because the rank may have begun it before.
 class Ledger {
  public:
   Ledger(int size, int micro_batches);
