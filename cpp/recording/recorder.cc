@@ -63,7 +63,7 @@ void Recorder::Begin(const std::string& directory, std::size_t most_bytes) {
     ending_ = false;
     AddProcessorTime();
   }
-  // Segments calls this function for the first lines of each file: on this thread or the writing one, without `mutex_`.
+  // Segments calls this function for the first lines of each file, on this or the writing thread, without `mutex_`.
   segments_ = std::make_unique<Segments>(directory + '/' + NameOfRun(run_), "rank-" + std::to_string(origin_.rank),
                                          most_bytes, [this](int segment) {
                                            std::lock_guard<std::mutex> lock(mutex_);

@@ -1,4 +1,4 @@
-// Simulated time: conversions from and to seconds, and the times of cycles.
+// Simulated time: conversion from seconds, and the times of cycles.
 #pragma once
 
 #include <chrono>

@@ -105,7 +105,7 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
 }
 
 // Returns true if no missing rank will arrive at round 0, which waits for every rank. A rank will not arrive if it has
-// joined. It will not arrive either if it is out of training for this bucket, and flushes or has ended.
+// joined. It will not arrive either if it is away from this bucket (rule 7), and flushes or has ended.
 bool Coordinator::NobodyWillDeclare(const BucketState& bucket) const {
   for (Rank rank = 0; rank < size_; ++rank) {
     const BucketState::RankState& state = bucket.At(rank);

@@ -35,7 +35,7 @@ class MissedResults {
 
   // Adds a missed result. May take the memory of `result`, and leave other memory of the same size in it, or none.
   void Push(Buffer& result, int gradients, DataType type, std::size_t elements);
-  // Adds a round that has no result for this rank, because the number of rounds must stay right.
+  // Adds a round without a result for this rank, so that the number of rounds stays right.
   void PushEmpty();
   Result Pop();
   // Takes memory that Pop returned, to use it for the next result.

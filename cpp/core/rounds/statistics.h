@@ -1,4 +1,4 @@
-// Counts what happened to the rounds of one bucket, from the closings that every rank receives.
+// Counts what happened to the rounds of one bucket, from the Closing messages that every rank receives.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ struct BucketStatistics {
   double setup_seconds = 0;                 // how many seconds this rank spent on making communicators for groups
   std::int64_t groups_made = 0;             // the number of communicators that were made for groups
   std::int64_t dropped = 0;  // the number of late contributions of this rank that were not finite, so they were dropped
-  std::int64_t healed = 0;   // how often a flush has replaced this rank's model, because it differed
+  std::int64_t healed = 0;   // how often a flush has replaced this rank's model, because it differed from others
   std::int64_t summed = 0;   // the number of missed results of this rank that were added to another result
 
  private:

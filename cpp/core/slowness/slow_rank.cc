@@ -10,13 +10,13 @@ namespace {
 
 constexpr double kBegin = 10, kEnd = 8;  // the evidence at which slowness begins (with few ranks) or ends
 constexpr double kNearlyAll = 5;         // with this much evidence for kAll, no other hypothesis is accepted
-constexpr double kLeastLost = 2;         // a rank is slow only if it has cost at least this many steps,
-constexpr double kLeastCost = 0.01;      // and at least this share of the steps since its slowness began
+constexpr double kLeastLost = 2;         // a rank counts as slow only if its slowness has cost this many steps,
+constexpr double kLeastCost = 0.01;      // and this share of all steps since the slowness began
 constexpr std::size_t kKept = 512;       // the number of steps that are kept
 constexpr std::size_t kSpans = 64;       // the number of ended spans that are kept
 constexpr std::size_t kFound = 1000;     // the number of items of `found_` that are kept
 constexpr std::size_t kFactors = 64;     // the most slow steps from which a factor is computed
-constexpr std::size_t kGrowth = 256, kLeastGrowth = 32;  // the most and the least steps in which Grows looks
+constexpr std::size_t kGrowth = 256, kLeastGrowth = 32;  // Grows looks at so many steps, at most and at least
 constexpr std::int64_t kShort = 10;                      // a pause shorter than the span / kShort does not end the span
 constexpr double kMuch = 1.5;       // a factor is reported again if it has surely changed by this factor
 constexpr std::int64_t kRare = 20;  // bursts: each pause is at most kRare times as long as the burst before
@@ -67,7 +67,7 @@ double SlowRank::Likelihood(const ComparedStep& step, std::size_t which) {
   return step.slow ? std::min(std::log(share / step.chance), kMostEvidence) : std::log((1 - share) / (1 - step.chance));
 }
 
-// Adds a step to the evidence for each hypothesis. Returns the one with the most evidence, if that is enough.
+// Adds a step to the evidence for each hypothesis. Returns the hypothesis with the most evidence, if any has enough.
 std::optional<std::size_t> SlowRank::Begins(const ComparedStep& step) {
   std::optional<std::size_t> best;
   for (std::size_t which = 0; which < kShares.size(); ++which) {
@@ -78,7 +78,7 @@ std::optional<std::size_t> SlowRank::Begins(const ComparedStep& step) {
     of.lost += step.lost;
     const auto steps = static_cast<double>(step.step - of.begin + 1);
     const double least_lost = std::max(kLeastLost, steps * kLeastCost);
-    // If nearly all of the last steps are slow, kAll will have enough evidence soon. Others must wait.
+    // If nearly all of the last steps are slow, kAll will have enough evidence soon. Other hypotheses must wait.
     const bool fits = which == kAll || evidence_[kAll].sum < kNearlyAll;
     // If a share of the steps is slow anyway, several slow steps in a row are likely. So more evidence is needed.
     const double least = span_ && span_->which != kAll ? 2 * begin_ : begin_;

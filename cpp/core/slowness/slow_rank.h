@@ -34,12 +34,12 @@ struct Slowness {
   std::int64_t end = -1;    // the first step that is not slow any more; -1 while the rank is slow
   std::int64_t steps = 0;   // the number of slow steps
   std::int64_t length = 0;  // the number of steps from `begin` to `end`; while the rank is slow, to its last slow step
-  // A slow step takes `factor` times as long as the other ranks' median for that step. `factor` is the median of the
-  // last slow steps, from `low` to `high` its 95 % interval.
+  // A slow step takes `factor` times as long as the other ranks' median for that step. `factor` is the median over the
+  // last slow steps. Its 95 % interval goes from `low` to `high`.
   double factor = 1, low = 1, high = 1;
   double burst = 0;   // kBursts: the median length of a burst, in steps; otherwise 0
   double period = 0;  // kBursts: the median number of steps from one burst's start to the next one's; otherwise 0
-  double lost = 0;    // the time that the rank took beyond the other ranks' median, in usual steps of the median rank
+  double lost = 0;    // the rank's time beyond the other ranks' median, in units of the median rank's usual step
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -59,15 +59,15 @@ struct ComparedStep {
   double ratio = 0;   // the logarithm of the rank's compute time divided by the other ranks' median
   double level = 0;   // log(likelihood of this step if nearly all steps are slow / likelihood if the rank is not slow)
   bool slow = false;  // true if the step is clearly longer than the other ranks' median
-  double chance = 0.1;  // the probability that a step is slow by chance
-  double lost = 0;      // the time beyond the other ranks' median, in usual steps of the median rank
+  double chance = 0.1;  // the probability that a step is slow by chance, estimated from the other ranks
+  double lost = 0;      // the time beyond the other ranks' median, in units of the median rank's usual step
 };
 
 // Decides whether a rank is slow, by sums of log-likelihood ratios (Page's cumulative sums, Biometrika 41, 1954). Each
 // of four sums compares the hypothesis that a certain share of the last steps is slow with the hypothesis that the rank
-// is not slow. A sum below 0 starts anew. When a sum reaches a threshold, the rank counts as slow since the start of
-// that sum. From then on an opposite sum collects evidence that the rank is no longer slow. When the opposite sum
-// reaches a threshold, the rank counts as not slow since the start of the opposite sum.
+// is not slow. A sum that falls to 0 starts anew. When a sum reaches a threshold, the rank counts as slow since the
+// start of that sum. From then on an opposite sum collects evidence that the rank is no longer slow. When the opposite
+// sum reaches a threshold, the rank counts as not slow since the start of the opposite sum.
 class SlowRank {
  public:
   static constexpr double kMostEvidence = 2.5;  // one step changes a sum by this much at most

@@ -12,17 +12,17 @@ namespace {
 
 // The median absolute difference of two values from one normal distribution, divided by its standard deviation.
 constexpr double kMedianDifference = 0.954;
-// full() leaves out the steps with the largest changes: a rank that becomes slow or fast there is no noise.
+// full() takes this quantile of the steps. In the steps above it a rank may become slow or fast, which is no noise.
 constexpr double kMostSteps = 0.75;
 
-constexpr double kLeastMean = 1.08;  // steps that are longer than the other ranks' by this factor are evidence for kAll
-constexpr double kLeastFactor = 1.1;    // a single slow step is longer than the other ranks' median by this factor,
-constexpr double kDeviations = 3;       // and by this many standard deviations
+constexpr double kLeastMean = 1.08;   // a step that is longer than other ranks' by this factor is evidence of slowness
+constexpr double kLeastFactor = 1.1;  // a step is slow if it is longer than the other ranks' median by this factor,
+constexpr double kDeviations = 3;     // and by this many standard deviations
 constexpr std::size_t kLeastSteps = 3;  // the noise is known from this many steps on
 constexpr double kShortest = 1e-6;      // shorter compute times count as this long, because they have no logarithm
 constexpr double kRecent = 1.0 / 64;    // the weight of the newest step in a mean over recent steps
 constexpr double kForget = 1.0 / 256;   // in the estimate of `chance` each step counts less than the next by this share
-constexpr double kPriorChance = 0.1, kPrior = 50;  // `chance` as it was in kPrior imagined earlier steps
+constexpr double kPriorChance = 0.1, kPrior = 50;  // `chance` is estimated as if kPrior steps came before
 constexpr double kLeastChance = 0.01, kMostChance = 0.5;
 
 // Returns the median of sorted values without the one at `left_out`.

@@ -95,9 +95,9 @@ class Spans {
   std::deque<std::pair<Time, Time>> spans_;
 };
 
-// Finds the steps of a rank. A step begins after when the last contribution was handed over, result and wait for a
-// round of the step before. Its compute ends with its own last arrival. Under work sharing a micro-batch counts as a
-// step. A step is passed on when the next step has ended, because a wait that began in the step may last until then.
+// Finds the steps of a rank. A step begins after the last arrival, the last result and the last wait for a round of the
+// step before. Its compute ends with its own last arrival. Under work sharing a micro-batch counts as a step. A step is
+// passed on when the next step has ended, because a wait that began in the step may last until then.
 class StepTimer {
  public:
   explicit StepTimer(std::function<void(const Step&)> pass_on) : pass_on_(std::move(pass_on)) {}

@@ -46,8 +46,8 @@ class Telling {
   bool told_ = false;
 };
 
-// Rank 0 watches over the waits of all ranks, including its own. Time is counted in its heartbeat intervals. A wait is
-// logged when it has lasted for 7 to 10 tenths of the limit. By then each living rank has said what it does.
+// Rank 0 watches over the waits of all ranks, including its own. Time is counted in heartbeat intervals of rank 0. A
+// wait is logged when it has lasted for 7 to 10 tenths of the limit. By then each living rank has said what it does.
 class StallWatch {
  public:
   // `limit` is 10 or more. A wait is logged before it has lasted for this many heartbeat intervals.
