@@ -33,7 +33,7 @@ struct SharedJobResult {
   std::vector<double> ends;  // [update]: when the update ended
   std::vector<int> made;     // [update * ranks + rank]: the number of micro-batches that the rank has made
   // [update]: how long the micro-batches would take by a list schedule that knows all times. The longest micro-batch
-  // goes first, to the rank that would end it first. If all delays belong to ranks, no schedule is shorter.
+  // goes first, to the rank that would end it first. If `in_own` is 0 throughout, no schedule is shorter.
   std::vector<double> bounds;
 };
 

@@ -66,9 +66,9 @@ bool IsFullRound(const Policy& policy, Round round);
 Rank Initiator(const Policy& policy, Round round, int size);
 
 // Learns from recent arrivals whether grace pays. Grace pays if most ranks that were missing when the policy of a round
-// was satisfied arrived before a cap, which is 5 % of the median step, was over. Then the grace is long enough for
-// these ranks. Otherwise the grace is zero, because slow ranks are not worth a wait. (A fixed grace would be too short
-// for some jobs, too long for others.)
+// was satisfied arrived within a cap: 5 % of the median time of a step. Then the grace is long enough for these ranks.
+// Otherwise the grace is zero, because slow ranks are not worth a wait. (A fixed grace would be too short for some
+// jobs, too long for others.)
 class GraceEstimator {
  public:
   static constexpr double kShareOfStep = 0.05;

@@ -172,7 +172,7 @@ Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
   Entry entry;
   if (!closing.Includes(rank)) {
     entry.member = false;
-    const bool nobody = GroupsOf(closing.groups).empty();  // a round that no rank is in does not count
+    const bool nobody = GroupsOf(closing.groups).empty();  // a round without ranks does not count
     completed_ = std::max(completed_, closing.round + (nobody ? 0 : 1));
     return entry;
   }

@@ -15,7 +15,7 @@ bool BucketState::Any(const Condition& condition) const {
   return std::any_of(ranks.begin(), ranks.end(), condition);
 }
 
-// Returns the declaration of the bucket, or null. Until all ranks agree, the lowest rank with a declaration decides.
+// Returns the bucket's declaration, or null. Until all ranks agree: the declaration of the lowest rank that sent one.
 const Declaration* BucketState::Known() const {
   if (declaration) return &*declaration;
   return declared.empty() ? nullptr : &declared.begin()->second;

@@ -226,7 +226,7 @@ Closing Coordinator::Close(const std::string& name, BucketState& bucket, Closing
   closing.round = bucket.round;
   closing.reason = reason;
   closing.groups = std::move(groups);
-  deadlocked_since_ = kNever;  // a round that closes ends a wait, so ranks do not all wait for each other
+  deadlocked_since_ = kNever;  // a closing round ends a wait, so not all ranks wait for each other
   closing.flushes = unflushed_.erase(name) > 0;
   if (closing.flushes && unflushed_.empty()) closing.flush_over = flush_;
   const bool flush = bucket.declaration && bucket.policy().grouped() && !bucket.HasArrival();

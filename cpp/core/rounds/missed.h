@@ -33,7 +33,7 @@ class MissedResults {
   // With kReplay up to `limit` results are kept. When one more comes, the two oldest results are added up.
   explicit MissedResults(Missed mode, int limit = 1) : mode_(mode), limit_(mode == Missed::kReplay ? limit : 1) {}
 
-  // Adds a missed result. May take the memory of `result`, and leave other memory of the same size in it, or none.
+  // Adds a missed result. May take the memory of `result`, and leave other memory of the same size there, or none.
   void Push(Buffer& result, int gradients, DataType type, std::size_t elements);
   // Adds a round without a result for this rank, so that the number of rounds stays right.
   void PushEmpty();

@@ -4,7 +4,7 @@ namespace horovod_partial {
 
 void BucketStatistics::Record(const Closing& closing) {
   const std::size_t size = closing.contributions.size();
-  if (!closing.groups.empty() && GroupsOf(closing.groups).empty()) return;  // a round that no rank is in does not count
+  if (!closing.groups.empty() && GroupsOf(closing.groups).empty()) return;  // a round without ranks does not count
   if (on_time.empty()) {
     on_time.resize(size);
     late.resize(size);

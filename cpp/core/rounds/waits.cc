@@ -23,7 +23,7 @@ std::string WaitOf(Rank rank, const RankLevel& level, const BucketStates& bucket
 }
 
 // Returns the tensors in all buckets that a rank has declared and that have had no round. Buckets are read from last to
-// first, because their names follow the backward pass. So the result is in the order of the model.
+// first, because their names are in the order of the backward pass. So the result is in the order of the model.
 std::vector<std::string> DeclaredBy(Rank rank, const BucketStates& buckets) {
   std::vector<std::string> members;
   for (auto it = buckets.rbegin(); it != buckets.rend(); ++it) {

@@ -33,7 +33,6 @@ std::string NameAll(const std::set<Rank>& ranks) {
   return text.str();
 }
 
-// Appends a clause to a list of clauses.
 void Add(std::string& list, const std::string& clause) { list += (list.empty() ? "" : "; ") + clause; }
 
 }  // namespace
