@@ -114,7 +114,7 @@ class Recorder : private NonCopyable {
   std::mutex life_mutex_;  // this mutex guards the members below: one thread at a time begins or ends a recording
   std::thread thread_;
   std::atomic<pid_t> process_{0};       // the process in which the writing thread runs
-  std::unique_ptr<Segments> segments_;  // the recording's files; while `thread_` runs, only it uses them
+  std::unique_ptr<Segments> segments_;  // the recording's files; while `thread_` runs, only that thread uses the files
 
   std::mutex mutex_;  // guards the members below; may be taken under a bucket's lock, and no lock may be taken under it
   std::condition_variable ends_;
@@ -123,8 +123,8 @@ class Recorder : private NonCopyable {
   Time wall_{0};                                                 // the Unix time when the recording began
   std::map<std::pair<int, std::string>, std::int64_t> numbers_;  // the number of each bucket, by process set and name
   std::string known_buckets_;  // the lines of the table of buckets so far; each new file repeats them
-  // The timers by the arrivals that they time: those of the named optimizer under work sharing, those of all other
-  // buckets (""), and those of Horovod's own reductions (no name).
+  // A timer for each optimizer under work sharing (by its name), a timer for all other buckets (by ""), and a timer for
+  // Horovod's own reductions (without a name).
   std::map<std::optional<std::string>, StepTimer> timers_;
   Time seen_{0};              // when Horovod's cycle last saw tensors of its own reductions
   std::size_t reported_ = 0;  // the bytes in all reports so far

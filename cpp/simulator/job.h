@@ -25,7 +25,7 @@ struct JobConfig {
   int ranks = 1;
   int iterations = 1;
   Policy policy;
-  // The messages of a step: each has gradients that travel together, or a single one has the model. `ready` counts from
+  // The messages of a step: each has gradients that travel together, or one message has the model. `ready` counts from
   // the start of the step.
   std::vector<Gradient> messages;
   Late late = Late::kAccumulate;  // `kAccumulate` if messages are gradients; other values mean a model
@@ -34,7 +34,7 @@ struct JobConfig {
   std::vector<LinearCost> costs;  // [n - 1]: the cost of a reduction among n ranks
   double cycle = 0;               // the least time from one negotiation to the next
   int period = 0;                 // WP-SGD: steps of the fastest rank between two averages; if 0, each step averages
-  bool overlap = false;           // models: an average runs during the next step, which ends no earlier
+  bool overlap = false;           // models: an average runs beside the next step, which ends after the average
 };
 
 struct JobResult {

@@ -12,7 +12,7 @@ namespace horovod_partial {
 
 constexpr int kNoGroup = -1;
 
-// A partition has for each rank the number of its group, or kNoGroup. In an empty one all ranks reduce together.
+// A partition has for each rank the number of its group, or kNoGroup. In an empty partition all ranks reduce together.
 using Partition = std::vector<int>;
 using Members = std::vector<Rank>;  // the ranks of a group, in ascending order
 

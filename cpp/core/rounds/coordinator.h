@@ -34,7 +34,7 @@ class Coordinator {
   explicit Coordinator(int size);
 
   // Sets how long ranks must have waited for each other before all their waits fail; kNever, the default, turns the
-  // check off. Only the process set of all ranks has the check: in others, ranks outside may end a wait.
+  // check off. Only the process set of all ranks has the check: in other process sets, ranks outside may end a wait.
   void SetDeadlockAfter(Time wait) { deadlock_after_ = wait; }
 
   void Observe(Rank rank, const Report& report, Time now);

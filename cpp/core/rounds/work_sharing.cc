@@ -68,7 +68,7 @@ void Ledger::Advance(Time now) {
 int Ledger::Free() const { return static_cast<int>(std::count(taken_.begin(), taken_.end(), false)); }
 
 // Gives a rank the next of its own micro-batches. If it has none left, it gets the last micro-batch of the rank that
-// has most left, because that rank would begin it last.
+// has most left, because that rank would begin this micro-batch last.
 void Ledger::Grant(std::size_t rank) {
   const auto each = static_cast<std::size_t>(each_);
   const auto left = [&](std::size_t of) {

@@ -58,8 +58,8 @@ class SlowRanks {
   struct JudgedRank {
     SlowRank slow;
     bool was_slow = false;  // true if the rank's last step was slow
-    double begins = 0;      // how many runs of slow steps began lately; older steps count less
-    double others = 0;      // how many steps followed a step that was not slow; older steps count less
+    double begins = 0;      // how many runs of slow steps began; an old step counts less than a new one
+    double others = 0;      // how many steps followed a step that was not slow, with the same weights
   };
   // The compute times of one step.
   struct Row {

@@ -82,7 +82,7 @@ void StepTimer::PassOnBut(std::size_t kept) {
     // A joined rank hands over no tensors, but Horovod's own reductions run on it. They count as no step of this rank.
     const bool joined = step.bucket < 0 && step.handed <= *step.begin;
     const Time begin = std::min(*step.begin, step.handed);
-    // The next micro-batch of an update may begin before this result comes. Later reductions count for it.
+    // An update's next micro-batch may begin before this result comes. Later reductions count for that micro-batch.
     const Time until = rows_.size() > 1 ? std::min(step.result, *rows_[1].begin) : step.result;
     step.blocked = blocked_.Within(begin, step.handed);
     step.reduced = blocked_.WithinBoth(begin, step.handed, reductions_) + reductions_.Within(step.handed, until);
