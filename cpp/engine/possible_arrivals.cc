@@ -16,14 +16,14 @@ struct PossibleArrivals::Graph {
 
 namespace {
 
-constexpr Round kRemembered = 8;  // the number of rounds for which a bringer is remembered
+constexpr Round kRemembered = 8;  // a thread is expected at a bucket for so many rounds after it was there last
 constexpr int kSilentIntervals = 10;
 // A thread that polls a collective of Horovod's own at longer intervals than this may do other work in between.
 constexpr Time kPollGap = std::chrono::milliseconds(100);
-// Nothing tells that a thread has ended. So this rank looks again after this time which threads wait.
+// No event reports that a thread has ended. So what Look returns holds for at most this time.
 constexpr Time kLongestLook = std::chrono::milliseconds(100);
 
-// The bringers of one thread, by the id of the PossibleArrivals object. The destructor runs when the thread ends.
+// A thread's Bringer objects, by the id of the PossibleArrivals object. The destructor runs when the thread ends.
 struct OfThread {
   ~OfThread() {
     for (const auto& [id, bringer] : bringers) bringer->lives = false;
@@ -348,7 +348,7 @@ bool PossibleArrivals::InProgress(const Bringer& graphs) const {
 }
 
 // Returns in words where a thread waits in another process set: in round 0 of a bucket or in a flush. Returns an empty
-// text if no thread does. A wait in round 0 or a flush needs all ranks, and does not end while one is blocked.
+// text if no thread does. Round 0 and a flush need all ranks, so such a wait does not end while a rank is blocked.
 std::string PossibleArrivals::WaitElsewhere(const void* engine) const {
   for (const Bucket* bucket : buckets_)
     if (bucket->engine_ != engine && bucket->open_ && bucket->round_ == 0 && bucket->WaitsSince() != kNever)
@@ -407,7 +407,7 @@ PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, cons
   const bool anybody = !states.empty();
 
   // A collective of Horovod's own may be outstanding while no thread has contributed, collected a result or left a
-  // flush for some time. Then we assume that all threads wait for Horovod, unless the front end tells that none does.
+  // flush for some time. Then we assume that all threads wait for Horovod, unless Python code reports that none does.
   const bool may_be_parked = foreign.since != kNever && (!foreign.told || asks || !parked_.empty()) &&
                              passed(std::max(foreign.since, active_) + thresholds.parked);
   bool all_silent = !brought.empty();

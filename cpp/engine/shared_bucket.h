@@ -56,9 +56,9 @@ struct SharedBucket {
   std::shared_ptr<Operation> operation;  // the outstanding operation, or null
   Time arrived{0};                       // when the last contribution arrived
   std::shared_ptr<ReadyEvent> awaited;   // not null while a device computes the contribution of `operation`
-  std::shared_ptr<const Owner> owner;    // the object that uses the bucket; null if the bucket never retires
+  std::shared_ptr<const Owner> owner;    // the object that uses the bucket; null if the bucket exists until shutdown
   std::optional<OwnShare> share;         // this rank's micro-batches; only with work sharing, in one bucket of a family
-  Round update = 0;                      // under work sharing: the number of the open update and of closed rounds
+  Round update = 0;                      // under work sharing: the number of the open update (optimizer step)
   int updates = 0;                       // under work sharing: the number of closed rounds that had gradients
   bool wants = false;                    // true if a thread waits to begin a micro-batch
   std::string poison;                    // not empty: the bucket has failed, and every use of it throws this error
@@ -72,7 +72,7 @@ struct SharedBucket {
   // Under work sharing: returns how many micro-batches of the open update this rank has made.
   int Made() const { return core.state() == Bucket::State::kArrived ? core.arrival().gradients : 0; }
   bool OwnerIsGone() const { return owner != nullptr && owner->gone(); }
-  // Returns true if the bucket has an owner, whose model lacks gradients: what is pending here, or missed results.
+  // Returns true if the bucket has an owner whose model lacks late contributions of this rank or missed results.
   bool Unsettled() const;
   bool Retired() const { return OwnerIsGone() && operation == nullptr; }
   // Returns what this bucket adds to Surroundings::in_use. That is 1, but 0 if ranks compare replicas in this bucket,
@@ -90,9 +90,9 @@ struct SharedBucket {
 
   // Makes this rank arrive with the outstanding operation. May throw, because a late contribution needs memory.
   void Arrive(Calls& calls);
-  // Called when this rank has joined before its first arrival at this bucket, and other ranks have had a round of it.
-  // The rank arrives without a gradient. The arrival counts when the join is over, so that a flush waits for this rank
-  // too.
+  // Called when other ranks have had a round of this bucket while this rank was in hvd.join(), before its first
+  // arrival. This rank arrives without a gradient. The arrival counts when the join is over, so that a flush waits for
+  // this rank too.
   void ArriveWhileJoined(Calls& calls);
   // Calls Arrive on the background thread. If Arrive throws, the bucket fails, and this function does not throw.
   void ArriveOrFail(Calls& calls);
@@ -103,7 +103,7 @@ struct SharedBucket {
   void EndRound(Calls& calls);
   // Forgets the rounds and the statistics of the bucket, which then begins again with round 0.
   void Reset();
-  // Makes every later use of the bucket fail. Keeps the pending sum: nobody knows whether it was delivered.
+  // Makes every later use of the bucket fail. Keeps late contributions: nobody knows whether they were delivered.
   void Fail(const std::string& error, Calls& calls);
   // Makes every later use of the bucket fail, and throws the error, on the application's thread.
   [[noreturn]] void FailAndThrow(const std::exception& error, Calls& calls);

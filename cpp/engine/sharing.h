@@ -1,4 +1,4 @@
-// Work sharing on one rank: which micro-batches it may begin (docs/protocol.md, rule 17).
+// Work sharing: which micro-batches of an update (an optimizer step) this rank may begin (docs/protocol.md, rule 17).
 #pragma once
 
 #include <atomic>
@@ -47,7 +47,7 @@ class WorkSharing {
   // Returns true if a thread ends, flushes or joins, and no micro-batch is in progress. The report then says that
   // this rank begins no micro-batch.
   bool ReportLeaves();
-  // Hears from the coordinator which micro-batches this rank may begin. These may be fewer than before.
+  // Takes the coordinator's decision which micro-batches this rank may begin. It may allow fewer than the one before.
   void Hear(const std::vector<Grants>& grants);
 
  private:

@@ -84,8 +84,8 @@ struct Surroundings {
   [[noreturn]] void ThrowShutDown() const;
 };
 
-// The Python object for which a bucket exists on this rank, such as an optimizer. When it is gone, its buckets retire
-// (docs/protocol.md, rule 11).
+// The Python object for which a bucket exists on this rank, such as an optimizer. When the object is destroyed, this
+// rank reports that it does not use its buckets any more (docs/protocol.md, rule 11).
 class Owner {
  public:
   // A garbage collector may call Leave on any thread, under any lock. So Leave takes no lock and allocates no memory.
