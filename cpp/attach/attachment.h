@@ -16,9 +16,9 @@ namespace horovod_partial::attach {
 // does nothing. `waits_are_told`: true if the front end reports waits for Horovod's collectives (ForeignWait, Polled).
 void Attach(const std::string& library_path, bool waits_are_told);
 
-// Returns a process set's session. The first call after `init` makes a small allreduce over all ranks, the handshake.
-// This checks that our hooks run, and that all ranks have the same version. Throws AttachError if the handshake fails,
-// EngineError if Horovod is not initialised, or std::invalid_argument if this rank is not in the process set.
+// Returns this rank's state for a process set. The first call after hvd.init() makes a small allreduce over all ranks,
+// the handshake. It checks that our hooks run, and that all ranks have the same version. Throws AttachError if it
+// fails, EngineError if Horovod is not initialised, or std::invalid_argument if this rank is not in the process set.
 std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t process_set_id);
 
 // Gathers a text from each rank, and returns all texts in the order of the ranks. Blocks until all ranks have called
@@ -33,11 +33,11 @@ std::shared_ptr<Session> FindSession(const std::string& library_path, std::int32
 // locks this table while it waits for other ranks, and removes process sets from it.
 std::shared_ptr<Session> ReadySession(const std::string& library_path, std::int32_t process_set_id);
 
-// Returns the number of the present generation, or 0 while Horovod is down. The number is positive, differs after each
-// initialisation, and is known before the handshake. It does not matter which code initialised Horovod.
+// Returns a positive number that differs after each hvd.init(), or 0 while Horovod is down. The number is known before
+// the handshake. It does not matter which code initialised Horovod.
 int Generation(const std::string& library_path);
 
-// Returns the recorder of the last generation that had a handshake, or null. This generation may be over.
+// Returns the recorder that was made at the last handshake, or null. Horovod may have shut down since.
 std::shared_ptr<recording::Recorder> LastRecorder(const std::string& library_path);
 
 // Returns what this process does: it computes, waits for other ranks, or rests (has joined or ended). Any thread may

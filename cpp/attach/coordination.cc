@@ -16,7 +16,7 @@ namespace horovod_partial::attach {
 namespace {
 
 // Tensors of this size and more are not fused with others. Fusion saves the latency of a reduction, but costs two
-// copies. On one machine with 4 ranks they cost more than this latency from 256 KiB on (MPI) or from 4 MiB on (Gloo).
+// copies. With 4 ranks on one machine the copies cost more than the latency from 256 KiB (MPI) or 4 MiB (Gloo) on.
 constexpr std::int64_t kLargeBytes = 4 << 20;
 #if HAVE_NCCL
 constexpr bool kHooksGpus = true;
@@ -36,7 +36,7 @@ Time DeadlockAfter(hvd::Controller& controller) {
 }
 
 // Splits responses in which Horovod has fused tensors of buckets. A large tensor gets a response of its own, so that it
-// is reduced in place. If a round is refused, its bucket also gets one. Others stay together if they have equal groups.
+// is reduced in place. So does a bucket that fails with an error. The others stay together if they have equal groups.
 std::vector<hvd::Response> Unfused(const std::vector<hvd::Response>& responses,
                                    const std::map<std::string, Closing>& closed) {
   std::vector<hvd::Response> list;

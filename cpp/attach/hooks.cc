@@ -96,7 +96,7 @@ hvd::Status Execute(hvd::AllreduceOp* operation, std::vector<hvd::TensorTableEnt
       if (auto* handshake = dynamic_cast<HandshakeContext*>(entry.context.get()); handshake != nullptr && status.ok())
         handshake->Ended(state, static_cast<const std::int64_t*>(entry.output->data()));
     return status;
-  } catch (const std::runtime_error& error) {  // Gloo's errors are of this type; for bad input it is std::logic_error
+  } catch (const std::runtime_error& error) {  // Gloo throws this type; for bad input it throws std::logic_error
     if (kBreaks && session != nullptr) session->Break(error.what());
     throw;
   }
