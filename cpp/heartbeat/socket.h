@@ -72,8 +72,7 @@ class Listener {
   std::uint16_t port_;
 };
 
-// Returns the addresses of this host as text: first those at which other hosts may reach it, then its loopback
-// addresses.
+// Returns the addresses of this host as text: first those that other hosts may reach, then its loopback addresses.
 std::vector<std::string> OwnAddresses();
 
 // Connects to `port` at `address`. Returns nothing if no connection is made in time.
