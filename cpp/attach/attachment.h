@@ -13,7 +13,7 @@
 namespace horovod_partial::attach {
 
 // Attaches to a Horovod library: makes it call our functions in place of some of its own. A second call for the library
-// does nothing. `waits_are_told`: true if the front end reports waits for Horovod's collectives (ForeignWait, Polled).
+// does nothing. `waits_are_told`: true if Python code reports waits for Horovod's collectives (ForeignWait, Polled).
 void Attach(const std::string& library_path, bool waits_are_told);
 
 // Returns this rank's state for a process set. The first call after hvd.init() makes a small allreduce over all ranks,
@@ -26,7 +26,7 @@ std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t
 std::vector<std::string> Gather(const std::string& library_path, const std::string& text);
 
 // Returns the session of a process set, without waiting for other ranks. Returns null if Horovod is down, if there has
-// been no handshake since the last `init`, or if this rank is not in the process set.
+// been no handshake since the last hvd.init(), or if this rank is not in the process set.
 std::shared_ptr<Session> FindSession(const std::string& library_path, std::int32_t process_set_id);
 
 // Same as FindSession. Any thread may call this at any time: it does not use Horovod's table of process sets. Horovod

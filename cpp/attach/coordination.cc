@@ -157,7 +157,7 @@ std::vector<Closing> Coordination::Decide(const Report* own, bool joined, Time n
     farewell.bucket = Farewell::kBucket;
     farewell.error = std::exchange(failures_, "");
   }
-  // Most cycles close no round. Horovod's settings are read only in a cycle that closes one.
+  // Most cycles close no round. Horovod's settings are read only in a cycle that closes a round.
   const std::string refusal = closings.empty() ? "" : GroupCommunicators::Refusal(*state_);
   for (auto& closing : closings) {
     if (closing.ends && !refusal.empty()) closing.groups.clear();  // without groups all ranks reduce, some with zeros
@@ -199,7 +199,7 @@ std::string Coordination::LeaveOutZerosElsewhere(Closing& closing, const std::st
 }
 
 std::vector<hvd::Request> Coordination::RowOf(const Closing& closing) const {
-  // A refused round reduces nothing: every rank gets an error. The coordinator may have no declaration of its bucket.
+  // If a round fails with an error, nothing is reduced, and the coordinator may have no declaration of the bucket.
   static const auto* const nothing = new Declaration;
   const bool refused = !closing.error.empty();
   const Declaration& declaration = refused ? *nothing : coordinator_.declaration(closing.bucket);

@@ -21,8 +21,8 @@ std::string BucketName(const std::string& wire_name);
 std::string AgreementName(const std::string& about);
 bool IsAgreement(const std::string& name);
 
-// Returns the reduce_op that messages between ranks name for a bucket's reduction. No reduction of Horovod's own has
-// it, so Horovod fuses buckets only with buckets.
+// Returns the reduce_op of a bucket's reduction in messages between ranks. No reduction of Horovod's own has this
+// value, so Horovod fuses buckets only with buckets.
 hvd::ReduceOp TravellingSum();
 
 // A report travels in an additional request, which the coordinator takes out before Horovod counts the requests.

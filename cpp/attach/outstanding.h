@@ -44,7 +44,7 @@ class OutstandingWatch {
   // Returns all collectives of Horovod's own that are outstanding in any process set. Background thread only.
   static std::vector<PossibleArrivals::Collective> All(hvd::HorovodGlobalState& state);
   // Returns how often the watched collective has changed, to another one or to none. If this number has changed, the
-  // heartbeat monitor takes a wait for a new one. Any thread may call this.
+  // heartbeat monitor takes a wait for a new wait. Any thread may call this.
   std::uint64_t changes() const { return changes_; }
 
  private:

@@ -28,15 +28,15 @@ using attach::Session;
 
 namespace {
 
-// One Horovod library of this process. It keeps no session: each call finds the present one, because Horovod may have
-// been shut down and initialised again.
+// One Horovod library of this process. Each call looks up the present session (this rank's state for a process set),
+// because Horovod may have been shut down and initialised again.
 struct LibraryHandle {
   std::string path;
 
   operator const std::string&() const { return path; }  // NOLINT(google-explicit-constructor)
 };
 
-// The buckets of an optimizer. It keeps no session either. Python's interpreter lock guards the counts.
+// The buckets of an optimizer. Each call looks up the present session. Python's interpreter lock guards the counts.
 struct FamilyHandle {
   LibraryHandle library;
   py::object process_set;  // Horovod's ProcessSet. A restart changes its number, and a removal sets it to None
@@ -101,7 +101,7 @@ std::unique_ptr<DrainedFamily> Drain(const FamilyHandle& family) {
 
 using Drainings = std::vector<const DrainedFamily*>;
 
-// Returns a function that tells whether an optimizer in `drainings` must take results soon; null if there is none.
+// Returns a function that tells whether an optimizer in `drainings` must take results soon, or null without any.
 IsDue AnyOf(const Drainings& drainings) {
   if (drainings.empty()) return nullptr;
   return [drainings] {
@@ -133,8 +133,8 @@ std::optional<std::pair<int, int>> NextMicroBatch(const FamilyHandle& family, bo
   return attach::SessionOf(family.library, number)->engine().sharing().Next(family.names, begins, is_due);
 }
 
-// Takes the oldest untaken round of a family. `pointers` has memory for the result of each bucket. Returns the number
-// of gradients in the round, or nothing if this rank can take no round.
+// Takes the oldest untaken round of an optimizer's buckets. `pointers` has memory for the result of each bucket.
+// Returns the number of gradients in the round, or nothing if this rank can take no round.
 std::optional<int> TakeRound(Engine& engine, const Family& names, const std::vector<std::uintptr_t>& pointers) {
   std::vector<FamilyBucket> family;
   for (std::size_t i = 0; i < names.size(); ++i) family.push_back({names[i], reinterpret_cast<void*>(pointers.at(i))});

@@ -26,7 +26,7 @@ PossibleArrivals::Away Engine::Away(Time now, Time foreign_since) const {
   const PossibleArrivals::Foreign foreign{foreign_since, waits_are_told_};
   PossibleArrivals::Away away =
       surroundings_.arrivals->Look(this, now, foreign, flush != Flush::Kind::kNone, thresholds_);
-  // A rank that has ended is out of training, even if some of its threads still contribute.
+  // Other ranks must not wait for a rank that has ended, even if some of its threads still contribute.
   if (flush == Flush::Kind::kEnding) away.absent = {true, {}};
   return away;
 }
@@ -160,7 +160,7 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
   int flush_rounds = 0;
   Flush::Kind flush_over = Flush::Kind::kNone;
   for (const auto& closing : closings) {
-    // A closing with an error ends no flush, because the coordinator begins that flush again.
+    // If a closing has an error, it ends no flush, because the coordinator begins that flush again.
     const bool round = closing.error.empty() && !joined;
     if (round && closing.flush_over != Flush::Kind::kNone) flush_over = closing.flush_over;
     const auto bucket = Find(closing.bucket);

@@ -10,7 +10,7 @@
 namespace horovod_partial {
 namespace {
 
-// The longest wait of a failing rank until its failure is reported. A cycle is enough, unless another rank is stopped.
+// How long a failing rank waits until its failure is reported. A cycle is enough, unless another rank is stopped.
 constexpr std::chrono::milliseconds kFarewellPatience(1000);
 
 }  // namespace

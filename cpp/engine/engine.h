@@ -86,7 +86,7 @@ class Engine {
   // has missed none, or if an operation of the bucket is outstanding. Blocks while a round of the bucket is reduced.
   std::shared_ptr<Operation> Collect(const std::shared_ptr<SharedBucket>& bucket, void* output);
   // Delivers the late contributions of this rank, without waiting for those of other ranks (docs/protocol.md, rule 8).
-  // In a family (the buckets of one optimizer) it arrives at all buckets, so that they come to the same round.
+  // In a family (the buckets of one optimizer) it also arrives at other buckets, so that all come to the same round.
   void Deliver(const std::vector<Family>& families = {});
   // Begins to deliver this rank's late contributions to a bucket, by an arrival without a gradient. Without `open`,
   // returns null if no contribution is late. With `open`, returns null unless the bucket's open round has that number.
@@ -101,7 +101,7 @@ class Engine {
   bool WantsCycle(Time now, Time foreign_since);
   // Returns what this rank tells the coordinator in this cycle. During hvd.join() the rank reports no arrivals.
   Report BuildReport(Time now, Time foreign_since, bool joined);
-  // Called when all ranks have joined. From then on this rank reports its arrivals again.
+  // Called when all ranks have called hvd.join(). From then on this rank reports its arrivals again.
   void ReturnFromJoin() { surroundings_.news = true; }
   // Begins the rounds that the coordinator has closed in this cycle, in order. If a closing has an error, its bucket
   // fails. A joined rank takes part in no round. If this rank submits nothing for a round, Horovod sends zeros for it.
@@ -115,7 +115,7 @@ class Engine {
 
   // --- Functions that any thread calls:
   [[noreturn]] void ThrowShutDown() const { surroundings_.ThrowShutDown(); }
-  // Called when Horovod shuts down or is initialised anew: waits and later arrivals and flushes fail with `reason`.
+  // Called when Horovod shuts down or is initialised anew. Waits, later arrivals and later flushes fail with `reason`.
   void Close(const std::string& reason);
   std::shared_ptr<SharedBucket> Find(const std::string& name) const { return buckets_.Find(name); }
   Buckets FindAll(const Family& names) const { return buckets_.FindAll(names); }

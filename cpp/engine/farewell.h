@@ -14,7 +14,7 @@ namespace horovod_partial {
 // This rank's message that its application fails. Sent in the process set of all ranks: users know its rank numbers.
 class Farewell {
  public:
-  // The coordinator reports a failed rank to all ranks by a Closing with this bucket name and an error. A Closing with
+  // The coordinator tells all ranks of a failed rank by a Closing with this bucket name and an error. A Closing with
   // this name and no error belongs to a bucket of the user.
   static constexpr const char* kBucket = "horovod_partial.farewell";
 

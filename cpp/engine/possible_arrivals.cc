@@ -180,7 +180,7 @@ void PossibleArrivals::Bucket::AddWaiter(const std::shared_ptr<Bringer>& waiter,
 
 // Records that a run of a TensorFlow graph contributes to this bucket. A graph here is the set of buckets that get
 // contributions in one run. Two graphs that have been in progress at the same time are run by two threads, so each has
-// a bringer of its own. All other graphs share one bringer, because one thread may run them in turn.
+// its own Bringer object. All other graphs share one such object, because one thread may run them in turn.
 void PossibleArrivals::Bucket::ArriveInRun(std::int64_t run, Time now) {
   auto& graphs = owner_->graphs_;
   const auto same_run =
@@ -391,8 +391,8 @@ PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, cons
   for (auto& [bringer, state] : states) {
     const Time since = WaitsSince(*bringer);
     state.waits = since != kNever && passed(since + thresholds.waiting);
-    // TensorFlow does not tell which thread runs a graph. If all graphs have one bringer, and no graph is in progress,
-    // we assume that the thread in the flush runs the graphs. So the bringer counts as out of training.
+    // TensorFlow does not tell which thread runs a graph. If all graphs share one Bringer object, and no graph is in
+    // progress, we assume that the thread in the flush runs the graphs. So the graphs count as out of training.
     const bool runs_nothing = bringer->graphs && graphs == 1 && !InProgress(*bringer);
     const bool polls = bringer->polled != kNever && !passed(bringer->polled + kPollGap) &&
                        passed(bringer->polls_since + thresholds.parked);
@@ -432,7 +432,7 @@ PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, cons
   };
   const bool somebody_absent = std::any_of(states.begin(), states.end(), [](const auto& i) { return i.second.absent; });
   cover(away.waiting, (anybody && all_away) || all_silent);
-  // A rank that has used no bucket yet has no bringers, for example because it runs with another policy.
+  // A rank that has used no bucket yet (it may run with another policy) has no thread that is expected to contribute.
   const bool unused =
       std::all_of(buckets_.begin(), buckets_.end(), [](const Bucket* bucket) { return IsOfFlushes(bucket->name_); });
   const bool parked_before_training = unused && std::any_of(parked_.begin(), parked_.end(), [&](const auto& thread) {

@@ -65,7 +65,7 @@ struct SharedBucket {
   bool flush_round = false;              // true if the running round belongs to a flush
   int draining = 0;                      // the number of waits in which the application takes this bucket's results
   bool in_flush = false;                 // true if the application takes this bucket's results in a flush
-  Round flush_end = kForEver;            // once all rounds of a flush have begun, only rounds below this are taken
+  Round flush_end = kForEver;            // once all rounds of a flush have begun: the first round after the flush
   BucketStatistics statistics;
 
   bool SharesWork() const { return config.spec.policy.rule == Policy::Rule::kWorkSharing; }
@@ -75,8 +75,8 @@ struct SharedBucket {
   // Returns true if the bucket has an owner whose model lacks late contributions of this rank or missed results.
   bool Unsettled() const;
   bool Retired() const { return OwnerIsGone() && operation == nullptr; }
-  // Returns what this bucket adds to Surroundings::in_use. That is 1, but 0 if ranks compare replicas in this bucket,
-  // because flushes do not wait for such a bucket.
+  // Returns what this bucket adds to Surroundings::in_use. That is 1, but 0 if ranks compare their models in this
+  // bucket, because flushes do not wait for such a bucket.
   int Counts() const { return IsOfFlushes(core.name()) ? 0 : 1; }
   recording::BucketLabel label() const {
     return {surroundings.process_set, core.name(), config.spec.policy.description, core.bytes()};

@@ -20,15 +20,15 @@ class WorkSharing {
       : surroundings_(surroundings), buckets_(buckets), families_(families) {}
 
   // --- Functions that the application's threads call:
-  // Blocks until this rank may begin a micro-batch of the open update (a step of work sharing). Returns the numbers of
-  // the micro-batch and the update. Returns nothing if a round must be taken first, or if `is_due` returns true. With
+  // Blocks until this rank may begin a micro-batch of the open update (an optimizer step). Returns the numbers of the
+  // micro-batch and the update. Returns nothing if a result must be taken first, or if `is_due` returns true. With
   // `begins` the micro-batch counts as begun. The first bucket in `names` keeps the list of this rank's micro-batches.
   // Throws EngineError.
   std::optional<std::pair<int, int>> Next(const Family& names, bool begins, const IsDue& is_due = nullptr);
   // Gives back the micro-batch that this rank has begun last, because it will make no gradient.
   void Return(const std::string& bucket);
 
-  // While an object of this class lives, this rank begins no micro-batch, because a thread ends, flushes or joins.
+  // While an object of this class lives, this rank begins no micro-batch: a thread has ended, or flushes or joins.
   class Leaving : private NonCopyable {
    public:
     explicit Leaving(WorkSharing& sharing) : sharing_(sharing) { Add(1); }

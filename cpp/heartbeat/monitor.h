@@ -54,7 +54,7 @@ struct Calls {
 // it, the destructor writes to `stop_file_`. A forked process has no such thread, and its monitor does nothing.
 class Monitor : private NonCopyable {
  public:
-  // Makes the monitor of rank 0. Throws std::system_error if it cannot listen.
+  // Makes the monitor of rank 0. Throws std::system_error if rank 0 cannot listen on a port.
   static std::unique_ptr<Monitor> Listen(int size, const Limits& limits, Calls calls);
   // Makes the monitor of another rank. `endpoint` is what endpoint() returns on rank 0. Throws std::runtime_error if
   // rank 0 does not answer at any address in it.

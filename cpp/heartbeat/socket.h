@@ -26,7 +26,7 @@ class File {
   int number_;
 };
 
-// A connection. A message that cannot be sent at once is dropped as a whole, because another heartbeat follows anyway.
+// A connection. It drops a message that it cannot begin to send at once, because another heartbeat follows anyway.
 class Connection {
  public:
   explicit Connection(File file);
@@ -56,7 +56,7 @@ class Connection {
   std::string unsent_;  // the rest of a message whose beginning was sent
 };
 
-// Listens on a port of its own on all addresses of this host.
+// Listens on a port that the system chooses, on all addresses of this host.
 class Listener {
  public:
   // Throws std::system_error if it cannot listen.
