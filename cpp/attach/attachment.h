@@ -17,7 +17,7 @@ namespace horovod_partial::attach {
 void Attach(const std::string& library_path, bool waits_are_told);
 
 // Returns this rank's state for a process set. The first call after hvd.init() makes a small allreduce over all ranks,
-// the handshake. It checks that our hooks run, and that all ranks have the same version. Throws AttachError if it
+// the handshake, which checks that our hooks run and that all ranks have the same version. Throws AttachError if this
 // fails, EngineError if Horovod is not initialised, or std::invalid_argument if this rank is not in the process set.
 std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t process_set_id);
 
@@ -29,8 +29,8 @@ std::vector<std::string> Gather(const std::string& library_path, const std::stri
 // been no handshake since the last hvd.init(), or if this rank is not in the process set.
 std::shared_ptr<Session> FindSession(const std::string& library_path, std::int32_t process_set_id);
 
-// Same as FindSession. Any thread may call this at any time: it does not use Horovod's table of process sets. Horovod
-// locks this table while it waits for other ranks, and removes process sets from it.
+// Same as FindSession. Any thread may call this at any time, because it does not use Horovod's table of process sets.
+// Horovod locks this table while it waits for other ranks, and removes process sets from it.
 std::shared_ptr<Session> ReadySession(const std::string& library_path, std::int32_t process_set_id);
 
 // Returns a positive number that differs after each hvd.init(), or 0 while Horovod is down. The number is known before

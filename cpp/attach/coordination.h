@@ -14,7 +14,7 @@ namespace horovod_partial::attach {
 
 std::string Failed(Rank rank);
 
-// Records that the heartbeat monitor of this process has just logged a long wait. The monitor says more of it than the
+// Records that the heartbeat monitor of this process has just logged a long wait. The monitor says more than the
 // coordinator can (docs/protocol.md, rule 14), so Coordination does not log the wait again. For any thread.
 void NoteLoggedWait();
 

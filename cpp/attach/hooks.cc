@@ -15,7 +15,7 @@ namespace horovod_partial::attach {
 namespace {
 
 // The functions of Horovod that hooks have replaced, by virtual table and hook. Two Horovod libraries in one process
-// mostly share the tables of the library that was loaded first. If each has tables of its own, the hooks are in both.
+// mostly share the tables of the library that was loaded first. If each library has its own, the hooks are in both.
 std::mutex originals_mutex;  // guards the map in Originals; no other lock is taken while it is held
 std::map<std::pair<const void*, const void*>, void*>& Originals() {
   // The map of replaced functions is never destroyed, because Horovod's thread may outlive main.

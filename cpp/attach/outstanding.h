@@ -24,7 +24,7 @@ class Outstanding {
   // Returns the name of an outstanding collective of Horovod's own, or an empty text. The answer stays the same until
   // that collective has ended, or a join begins. Any thread may call this.
   std::string Find();
-  // Call this before Horovod destroys its tensor queue: Find does not use the queue afterwards. Its lock may be held.
+  // Call this before Horovod destroys its tensor queue, which Find then does not use. The queue's lock may be held.
   void Leave();
 
  private:

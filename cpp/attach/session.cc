@@ -62,7 +62,7 @@ void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_
   WatchForShutdown();
 }
 
-// When Horovod shuts down, it calls a callback of ours, and this starts a thread that closes the buckets. The callback
+// When Horovod shuts down, it calls a callback of ours, which starts a thread that closes the buckets. The callback
 // must not close the buckets itself, because Horovod holds the lock of its tensor queue during the call.
 void Session::WatchForShutdown() {
   entries_->AddForShutdown([session = weak_from_this()](const std::string& reason) {

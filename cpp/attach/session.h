@@ -81,7 +81,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   // groups is reduced in this rank's group.
   hvd::Status Execute(hvd::AllreduceOp& operation, std::vector<hvd::TensorTableEntry>& entries,
                       const hvd::Response& response, Carrier carrier, const Reduce& reduce);
-  // Called when a reduction over Gloo has failed halfway. Other ranks may still send data of it. If Horovod began its
+  // Called when a reduction over Gloo has failed halfway. Other ranks may still send its data. If Horovod began its
   // next cycle on the same connections, Gloo would meet this data and end the process. So this cycle reduces nothing
   // more, and the next hook ends Horovod's loop before it communicates, by the exception of EndIfBroken. Then the
   // connections close, and all ranks learn of the failure.

@@ -142,8 +142,8 @@ std::optional<int> TakeRound(Engine& engine, const Family& names, const std::vec
   return taken ? std::optional<int>(taken->gradients) : std::nullopt;
 }
 
-// An arrival whose result the application has not fetched yet. It keeps its session alive, but not the tensors: the
-// framework must keep the tensors until `wait` has returned.
+// An arrival whose result the application has not fetched yet. A handle keeps the session alive, but not the tensors:
+// the framework must keep the tensors until `wait` has returned.
 class Handle {
  public:
   Handle(std::shared_ptr<Session> session, std::shared_ptr<SharedBucket> bucket, std::shared_ptr<Operation> operation)
@@ -165,7 +165,7 @@ class Handle {
   std::shared_ptr<Operation> operation_;
 };
 
-// Hands a contribution to a bucket. `stream`: the device's stream on which the framework computes it; 0 on the host.
+// Hands a contribution to a bucket. `stream`: the stream on which a device computes the contribution; 0 on the host.
 Handle Submit(const LibraryHandle& library, std::int32_t process_set, const std::string& name,
               const BucketConfig& config, std::uintptr_t input, std::uintptr_t output, int work,
               std::uintptr_t stream) {
@@ -291,7 +291,7 @@ PYBIND11_MODULE(_attach, m) {
     }
   });
 
-  // Runs Python's signal handlers during a wait, so that Ctrl-C ends it.
+  // Runs Python's signal handlers during a wait, so that Ctrl-C ends the wait.
   Session::SetInterrupt([] {
     py::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();

@@ -19,7 +19,7 @@ using Buckets = std::vector<std::shared_ptr<SharedBucket>>;
 // The names of the buckets of one optimizer. The rounds of these buckets are applied together, in one step.
 using Family = std::vector<std::string>;
 
-// Any thread may call functions of this class. If it must hold a bucket's lock, the function's comment says so.
+// Any thread may call functions of this class. If a caller must hold a bucket's lock, the function's comment says so.
 class BucketMap {
  public:
   explicit BucketMap(Surroundings& surroundings) : surroundings_(surroundings) {}
@@ -28,8 +28,8 @@ class BucketMap {
   // another configuration, or if its tensor has too many elements for Horovod. Throws EngineError if Horovod has shut
   // down or was initialised anew, or if contributions or results of this rank have been lost.
   std::shared_ptr<SharedBucket> Declare(const std::string& name, const BucketConfig& config);
-  // Puts a bucket back into the map of buckets if all ranks have given it up since this rank declared it. Called with
-  // the bucket's lock held, before round 0 of the bucket.
+  // Puts a bucket back into the map of buckets if all ranks have ended the bucket since this rank declared it. Called
+  // with the bucket's lock held, before round 0 of the bucket.
   void Enter(const std::shared_ptr<SharedBucket>& bucket);
   // Removes a bucket from the map. Called with the bucket's lock held.
   void Forget(const SharedBucket& bucket);
@@ -77,7 +77,7 @@ class BucketMap {
 
  private:
   void ThrowIfLostUnderLock();
-  // Returns the owner of a bucket if it lives, else null. Called with the mutex held.
+  // Returns the owner of a bucket if the owner lives, else null. Called with the mutex held.
   std::shared_ptr<const Owner> OwnerOf(const std::string& name) const;
 
   Surroundings& surroundings_;

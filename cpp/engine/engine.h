@@ -86,7 +86,7 @@ class Engine {
   // has missed none, or if an operation of the bucket is outstanding. Blocks while a round of the bucket is reduced.
   std::shared_ptr<Operation> Collect(const std::shared_ptr<SharedBucket>& bucket, void* output);
   // Delivers the late contributions of this rank, without waiting for those of other ranks (docs/protocol.md, rule 8).
-  // In a family (the buckets of one optimizer) it also arrives at other buckets, so that all come to the same round.
+  // In a family (the buckets of one optimizer) it also arrives at buckets with nothing late, so all come to one round.
   void Deliver(const std::vector<Family>& families = {});
   // Begins to deliver this rank's late contributions to a bucket, by an arrival without a gradient. Without `open`,
   // returns null if no contribution is late. With `open`, returns null unless the bucket's open round has that number.
@@ -180,7 +180,7 @@ class Engine::Flushing : private NonCopyable {
   ~Flushing();
 
   // Blocks. Returns true when a family has a round to take, or when `is_due` returns true. Returns false when the flush
-  // is over: every rank has come, and all late contributions are delivered. Even then there may be rounds to take.
+  // is over: every rank has begun it, and all late contributions are delivered. Even then there may be rounds to take.
   // Throws EngineError if the flush fails.
   bool Wait(const IsDue& is_due = nullptr);
   // Returns true if the flush had to wait for other ranks.

@@ -32,8 +32,8 @@ class BeingTaken : private NonCopyable {
 }  // namespace
 
 // Returns how many rounds of a family the application must apply as one step: normally 1, and more if results were
-// added up. Returns 0 if no untaken round has ended in every bucket, or if this rank is in a flush and the round comes
-// after it. With `takes` no more results are added up until the caller has taken the rounds.
+// added up. Returns 0 if no untaken round has ended in every bucket, or if the round comes after the flush in which
+// this rank is. With `takes` no more results are added up until the caller has taken the rounds.
 int Families::RoundsToTake(const Buckets& family, bool takes) const {
   int rounds = 1;
   int least = std::numeric_limits<int>::max();

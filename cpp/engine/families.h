@@ -32,8 +32,8 @@ class Families {
       : surroundings_(surroundings), buckets_(buckets), flush_(flush) {}
 
   // Takes the oldest untaken round that has ended in all buckets of a family on this rank, and writes its results to
-  // the given outputs. Returns nothing if there is no such round, or if this rank is in a flush and the round comes
-  // after it. Only the thread that contributes to the family may call this.
+  // the given outputs. Returns nothing if there is no such round, or if the round comes after the flush in which this
+  // rank is. Only the thread that contributes to the family may call this.
   std::optional<TakenRounds> TakeRound(const std::vector<FamilyBucket>& family);
   bool HasRound(const Family& family) const;
   // Returns true if a family has a round to take, and one of its buckets has room for at most one more untaken result.

@@ -28,7 +28,7 @@ class Farewell {
     std::unique_lock<std::mutex> lock(mutex_);
     said_.wait_for(lock, patience, [this] { return unsaid_.empty(); });
   }
-  // Returns the text of the failure if it has not been reported, and forgets it. Called on the background thread.
+  // Returns the text of the failure if it has not been reported, and forgets the text. Called on the background thread.
   std::string TakeUnsaid() {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!unsaid_.empty()) said_.notify_all();

@@ -376,7 +376,7 @@ PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, cons
     bool absent = false;
   };
   std::map<const Bringer*, State> states;
-  // The buckets of this process set at which no contribution waits for a round, with their bringers.
+  // The buckets of this process set without a waiting contribution, and the threads that are expected at each bucket.
   std::vector<std::pair<const Bucket*, std::vector<Bringer*>>> brought;
   for (const Bucket* bucket : buckets_) {
     std::vector<Bringer*> bringers = BringersOf(*bucket);

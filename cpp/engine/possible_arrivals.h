@@ -40,8 +40,8 @@ struct Caller {
 // another. All functions are thread-safe. The mutex guards all members, and no other lock is taken while it is held.
 class PossibleArrivals {
  public:
-  // A collective that the program has called on Horovod itself, such as hvd.allreduce, and that has not ended. Below it
-  // is called a collective of Horovod's own. A later collective of the same name has another `context`.
+  // A collective that the program has called on Horovod itself, such as hvd.allreduce, and that has not ended. The name
+  // for this in comments is "a collective of Horovod's own". A later collective of the same name has another `context`.
   struct Collective {
     std::string name;
     std::weak_ptr<const void> context;
@@ -57,7 +57,7 @@ class PossibleArrivals {
     Time parked_since = kNever;  // when the bringer began to wait in a collective of Horovod's own, or kNever
     Time polled = kNever;        // when the bringer last polled a collective of Horovod's own that had not finished
     Time polls_since = kNever;   // when the bringer began to poll Horovod's own collectives at short intervals
-    // The bringer waits for one of these collectives, or polls it. They were outstanding when the background thread
+    // The bringer waits for one of these collectives, or polls it. All were outstanding when the background thread
     // first looked after the wait began, and have not ended since. No value: the background thread has not looked yet.
     std::optional<std::vector<Collective>> awaits;
     const void* flushes = nullptr;  // the process set in whose flush the bringer waits (its engine's address), or null

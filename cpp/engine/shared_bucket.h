@@ -42,7 +42,7 @@ class Calls : private NonCopyable {
 // A bucket that the background thread (hooks and callbacks) shares with the application's threads. No thread may hold
 // the locks of two buckets: when Horovod shuts down, it calls back with the lock of its queue held, so a deadlock would
 // be possible. Under a bucket's lock a thread may take the locks of BucketMap, Flush, PossibleArrivals and Changes.
-// While it holds one of these four, it must not take a bucket's lock.
+// While a thread holds one of these four locks, it must not take a bucket's lock.
 struct SharedBucket {
   SharedBucket(Surroundings& the_surroundings, const std::string& name, BucketConfig bucket_config);
 

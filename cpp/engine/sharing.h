@@ -25,7 +25,7 @@ class WorkSharing {
   // `begins` the micro-batch counts as begun. The first bucket in `names` keeps the list of this rank's micro-batches.
   // Throws EngineError.
   std::optional<std::pair<int, int>> Next(const Family& names, bool begins, const IsDue& is_due = nullptr);
-  // Gives back the micro-batch that this rank has begun last, because it will make no gradient.
+  // Gives back the micro-batch that this rank has begun last, because the rank will compute no gradient of it.
   void Return(const std::string& bucket);
 
   // While an object of this class lives, this rank begins no micro-batch: a thread has ended, or flushes or joins.

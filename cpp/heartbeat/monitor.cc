@@ -347,7 +347,7 @@ std::optional<Connection> Reach(const std::string& address, std::uint16_t port, 
   return connection;
 }
 
-// Returns a flag. Once the flag is set, `calls.look` says that this rank has come to its end, whatever it does.
+// Returns a flag. Once the flag is set, `calls.look` says that this rank has come to its end, whatever the rank does.
 std::shared_ptr<std::atomic<bool>> LetRest(Calls& calls) {
   auto rests = std::make_shared<std::atomic<bool>>(false);
   calls.look = [rests, look = std::move(calls.look)] {

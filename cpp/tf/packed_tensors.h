@@ -38,8 +38,8 @@ class PackedTensors {
 
   // --- Functions that may be called only when all tensors are in the message
   std::vector<std::int64_t> shape() const;
-  // Returns the text of a policy with the shapes of the tensors. The ranks compare it, because tensors of other shapes
-  // may have the same total size.
+  // Returns the text of a policy with the shapes of the tensors. The ranks compare this text, because tensors of other
+  // shapes may have the same total size.
   std::string Describe(const std::string& policy) const;
   void* source() const;
   void* target() const;
