@@ -33,7 +33,7 @@ struct BucketSnapshot {
   std::string name;
   BucketStatistics statistics;
   std::size_t bytes_held;
-  bool pending;       // true if a contribution of this rank missed its round and is in no later round yet
+  bool pending;       // true if a contribution of this rank missed its round and is not delivered yet
   int missed_rounds;  // the number of missed rounds whose results this rank has not taken
   Round completed;    // the number of the bucket's rounds that have ended on this rank
   bool unsettled;  // true if an optimizer owns the bucket, and this rank has pending gradients or missed results of the

@@ -68,8 +68,8 @@ class PossibleArrivals {
 
   struct Thresholds {
     // A wait for a round or in a flush is reported after this time. Most rounds end in a few cycles of Horovod, each 1
-    // ms, and other ranks need not know of such waits. If no other rank can arrive, the round closes only after the
-    // report.
+    // ms, and other ranks need not know of such waits. If the ranks that a round lacks all wait elsewhere, the round
+    // closes only after they have reported this.
     Time waiting = std::chrono::milliseconds(5);
     // A thread that has waited for a collective of Horovod's own for this time is out of training: rounds do not wait
     // for it. Ordinary collectives end sooner. Until this time has passed, other ranks still wait for the thread.

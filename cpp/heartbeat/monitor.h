@@ -45,10 +45,10 @@ struct Calls {
 };
 
 // The monitor of one rank. Its thread sends ten heartbeats in the time of Limits::abort or Limits::stall, whichever is
-// shorter, and receives heartbeats. All ranks but rank 0 exchange heartbeats with rank 0 only, which say what each rank
-// does. Rank 0 tells the others which rank has given no heartbeat for too long, and when they must write their stacks.
-// A rank that has ended or has stopped its monitor need not give heartbeats. If steps are watched, each rank reports
-// how long its steps took, at least once a second, and rank 0 logs which ranks are slow.
+// shorter, and receives heartbeats. All ranks but rank 0 exchange heartbeats with rank 0 only, and tell it what they
+// do. Rank 0 tells the others which rank has given no heartbeat for too long, and when they must write their stacks. A
+// rank that has ended or has stopped its monitor need not give heartbeats. If steps are watched, each rank reports how
+// long its steps took, at least once a second, and rank 0 logs which ranks are slow.
 //
 // The monitor's thread never waits for the application or the interpreter. Only this thread uses the sockets. To stop
 // it, the destructor writes to `stop_file_`. A forked process has no such thread, and its monitor does nothing.
