@@ -21,7 +21,7 @@ struct Attached {
   bool waits_are_told = false;
   // Horovod's background thread and the application's threads use `state`, `generation` and `recorder` without a lock.
   std::atomic<hvd::HorovodGlobalState*> state{nullptr};  // Horovod's state: null until the first handshake, then fixed
-  std::atomic<int> generation{0};                        // the number of the generation; each `init` adds 1 or more
+  std::atomic<int> generation{0};                        // differs after each hvd.init(), which adds 1 or more
   std::shared_ptr<recording::Recorder> recorder;         // the newest handshake's recorder; read by std::atomic_load
 };
 
@@ -32,9 +32,9 @@ class AttachedLibraries {
   void Add(const std::string& path, const std::function<void(Attached&)>& fill);
   // Returns the library at a path, or null if it has not been added. The object lives as long as the process.
   Attached* Find(const std::string& path) const;
-  // Called when Horovod has initialised a controller. Adds 1 to the generation's number of each Horovod library that is
-  // not yet initialised. So each `init` is counted, because a library counts as initialised only after its controllers.
-  // A process set that is added later is not counted. A library that is down may count another library's `init`, too.
+  // Called when a Horovod library has initialised a controller. Adds 1 to the `generation` of each library that is not
+  // yet initialised. This counts each hvd.init(), because a library is initialised only after its controllers. Process
+  // sets that are added later are not counted. A library that is down may count the hvd.init() of another library, too.
   void CountGeneration();
 
  private:

@@ -107,8 +107,8 @@ std::shared_ptr<recording::Recorder> LastRecorder(const std::string& library_pat
   return attached == nullptr ? nullptr : std::atomic_load(&attached->recorder);
 }
 
-// A wait of this rank for a round or in a flush is reported rather than a collective of Horovod's own, because
-// such a wait is known exactly. An outstanding collective of Horovod's own does not show whether a thread waits for it.
+// If a thread waits for a round or in a flush, reports this wait, which is known exactly. Otherwise reports an
+// outstanding collective of Horovod's own, though a thread need not wait for that collective.
 Look LookAtThisRank() {
   using Kind = Activity::Kind;
   const auto sessions = SessionsOfProcess().Ready();
@@ -135,7 +135,7 @@ Look LookAtThisRank() {
 
 std::optional<StepReport> TakeStepsOfThisRank() {
   for (const auto& session : SessionsOfProcess().Ready()) {
-    const auto& recorder = session->recorder();  // all process sets of a generation share it
+    const auto& recorder = session->recorder();  // all process sets share one recorder until Horovod shuts down
     if (recorder != nullptr && recorder->watches()) return recorder->TakeSteps();
   }
   return std::nullopt;

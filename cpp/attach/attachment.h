@@ -13,12 +13,12 @@
 namespace horovod_partial::attach {
 
 // Attaches to a Horovod library: makes it call our functions in place of some of its own. A second call for the library
-// does nothing. `waits_are_told`: true if the front end reports waits for Horovod's collectives (ForeignWait, Polled).
+// does nothing. `waits_are_told`: true if Python code reports waits for Horovod's collectives (ForeignWait, Polled).
 void Attach(const std::string& library_path, bool waits_are_told);
 
-// Returns a process set's session. The first call after `init` makes a small allreduce over all ranks, the handshake.
-// This checks that our hooks run, and that all ranks have the same version. Throws AttachError if the handshake fails,
-// EngineError if Horovod is not initialised, or std::invalid_argument if this rank is not in the process set.
+// Returns this rank's state for a process set. The first call after hvd.init() makes a small allreduce over all ranks,
+// the handshake, which checks that our hooks run and that all ranks have the same version. Throws AttachError if this
+// fails, EngineError if Horovod is not initialised, or std::invalid_argument if this rank is not in the process set.
 std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t process_set_id);
 
 // Gathers a text from each rank, and returns all texts in the order of the ranks. Blocks until all ranks have called
@@ -26,18 +26,18 @@ std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t
 std::vector<std::string> Gather(const std::string& library_path, const std::string& text);
 
 // Returns the session of a process set, without waiting for other ranks. Returns null if Horovod is down, if there has
-// been no handshake since the last `init`, or if this rank is not in the process set.
+// been no handshake since the last hvd.init(), or if this rank is not in the process set.
 std::shared_ptr<Session> FindSession(const std::string& library_path, std::int32_t process_set_id);
 
-// Same as FindSession. Any thread may call this at any time: it does not use Horovod's table of process sets. Horovod
-// locks this table while it waits for other ranks, and removes process sets from it.
+// Same as FindSession. Any thread may call this at any time, because it does not use Horovod's table of process sets.
+// Horovod locks this table while it waits for other ranks, and removes process sets from it.
 std::shared_ptr<Session> ReadySession(const std::string& library_path, std::int32_t process_set_id);
 
-// Returns the number of the present generation, or 0 while Horovod is down. The number is positive, differs after each
-// initialisation, and is known before the handshake. It does not matter which code initialised Horovod.
+// Returns a positive number that differs after each hvd.init(), or 0 while Horovod is down. The number is known before
+// the handshake. It does not matter which code initialised Horovod.
 int Generation(const std::string& library_path);
 
-// Returns the recorder of the last generation that had a handshake, or null. This generation may be over.
+// Returns the recorder that was made at the last handshake, or null. Horovod may have shut down since.
 std::shared_ptr<recording::Recorder> LastRecorder(const std::string& library_path);
 
 // Returns what this process does: it computes, waits for other ranks, or rests (has joined or ended). Any thread may

@@ -16,7 +16,7 @@ namespace horovod_partial::attach {
 namespace {
 
 // Tensors of this size and more are not fused with others. Fusion saves the latency of a reduction, but costs two
-// copies. On one machine with 4 ranks they cost more than this latency from 256 KiB on (MPI) or from 4 MiB on (Gloo).
+// copies. With 4 ranks on one machine the copies cost more than the latency from 256 KiB (MPI) or 4 MiB (Gloo) on.
 constexpr std::int64_t kLargeBytes = 4 << 20;
 #if HAVE_NCCL
 constexpr bool kHooksGpus = true;
@@ -36,7 +36,7 @@ Time DeadlockAfter(hvd::Controller& controller) {
 }
 
 // Splits responses in which Horovod has fused tensors of buckets. A large tensor gets a response of its own, so that it
-// is reduced in place. If a round is refused, its bucket also gets one. Others stay together if they have equal groups.
+// is reduced in place. So does a bucket that fails with an error. The others stay together if they have equal groups.
 std::vector<hvd::Response> Unfused(const std::vector<hvd::Response>& responses,
                                    const std::map<std::string, Closing>& closed) {
   std::vector<hvd::Response> list;
@@ -157,7 +157,7 @@ std::vector<Closing> Coordination::Decide(const Report* own, bool joined, Time n
     farewell.bucket = Farewell::kBucket;
     farewell.error = std::exchange(failures_, "");
   }
-  // Most cycles close no round. Horovod's settings are read only in a cycle that closes one.
+  // Most cycles close no round. Horovod's settings are read only in a cycle that closes a round.
   const std::string refusal = closings.empty() ? "" : GroupCommunicators::Refusal(*state_);
   for (auto& closing : closings) {
     if (closing.ends && !refusal.empty()) closing.groups.clear();  // without groups all ranks reduce, some with zeros
@@ -199,7 +199,7 @@ std::string Coordination::LeaveOutZerosElsewhere(Closing& closing, const std::st
 }
 
 std::vector<hvd::Request> Coordination::RowOf(const Closing& closing) const {
-  // A refused round reduces nothing: every rank gets an error. The coordinator may have no declaration of its bucket.
+  // If a round fails with an error, nothing is reduced, and the coordinator may have no declaration of the bucket.
   static const auto* const nothing = new Declaration;
   const bool refused = !closing.error.empty();
   const Declaration& declaration = refused ? *nothing : coordinator_.declaration(closing.bucket);

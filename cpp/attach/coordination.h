@@ -14,8 +14,8 @@ namespace horovod_partial::attach {
 
 std::string Failed(Rank rank);
 
-// Notes that the heartbeats of this process have logged a long wait just now. They say more of it than the coordinator
-// can (docs/protocol.md, rule 14), so Coordination does not log the same wait again. Any thread may call this.
+// Records that the heartbeat monitor of this process has just logged a long wait. The monitor says more than the
+// coordinator can (docs/protocol.md, rule 14), so Coordination does not log the wait again. For any thread.
 void NoteLoggedWait();
 
 // Connects the coordinator to Horovod. All functions but statistics() are called by the background thread.
@@ -24,21 +24,21 @@ class Coordination {
   Coordination(hvd::Controller& controller, int size)
       : controller_(controller), size_(size), joined_(static_cast<std::size_t>(size), false), coordinator_(size) {}
 
-  // `for_all_ranks`: true for the process set of all ranks. Only the coordinator of this one looks for deadlocks.
+  // `for_all_ranks`: true for the process set of all ranks. Only the coordinator of that set looks for deadlocks.
   void Begin(hvd::HorovodGlobalState& state, bool for_all_ranks);
   bool WantsCycle(Time now) const { return coordinator_.NextDeadline() <= now; }
-  // Logs a warning if ranks wait long for rounds or flushes, because Horovod's stall inspector sees neither. Leaves
-  // waits to heartbeats that explain them. Returns true if a wait is so long that the job must end by the inspector's
-  // settings.
+  // Logs a warning if ranks wait long for rounds or flushes, because Horovod's stall inspector sees neither. Leaves out
+  // waits that the heartbeat monitor has logged. Returns true if a wait is so long that the job must end by the
+  // inspector's settings.
   bool WatchWaits(Time now);
 
   // Reads the reports in the other ranks' request lists, and removes them, because Horovod would mistake a report for
   // the request of a tensor. Returns true if another rank has failed and asks for a shutdown.
   bool TakeReports(std::vector<hvd::RequestList>& ready, Time now);
-  // Records that a rank has failed, and why. The next call of Decide returns a closing that tells all ranks.
+  // Records that a rank has failed, and why. The next call of Decide adds a message that tells all ranks.
   void NoteFailure(Rank rank, const std::string& failure);
-  // Returns the closings of this cycle. `own` is the report of this rank. If `own` is null, no round closes.
-  // `joined`: true if this rank has joined.
+  // Returns what rank 0 decides in this cycle: which rounds close, and which errors all ranks get. `own` is the report
+  // of this rank. If `own` is null, no round closes. `joined`: true if this rank has joined.
   std::vector<Closing> Decide(const Report* own, bool joined, Time now);
   // Returns the requests of a closed round: one for each rank, even for a joined rank, because Horovod reads the device
   // of a rank from its request. The requests agree with each other, so Horovod never refuses them.
@@ -47,7 +47,7 @@ class Coordination {
   void Add(std::vector<Closing> closings, std::vector<std::vector<hvd::Request>> rows,
            std::vector<std::string>& ready_to_reduce);
 
-  // Puts this cycle's closings, and which micro-batches ranks may begin, into the responses that go to all ranks.
+  // Puts the decisions on rounds, and on the micro-batches that ranks may begin, into the responses to all ranks.
   void Enclose(hvd::ResponseList& responses);
   // Adds a response that says why this rank has failed. Returns false if `responses` tells of a failed rank already.
   bool AddFailure(const std::string& failure, hvd::ResponseList& responses);

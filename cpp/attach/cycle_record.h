@@ -32,7 +32,7 @@ class CycleRecord {
   const std::int32_t process_set_id_;
   const std::shared_ptr<recording::Recorder> recorder_;
   std::int64_t sequence_ = 0;  // the number of the next allreduce, which is the same on all ranks
-  std::size_t known_ = 1;      // how many tensors of Horovod's table were counted before; one is ours, for the shutdown
+  std::size_t known_ = 1;      // how many tensors of Horovod's table were counted; one is ours, to notice a shutdown
 };
 
 }  // namespace horovod_partial::attach

@@ -71,8 +71,8 @@ void Entries::AddZeros(const std::string& bucket, hvd::DataType type, std::int64
     std::lock_guard<std::mutex> lock(queue.mutex_);
     if (queue.tensor_table_.count(WireName(bucket)) > 0) return;
   }
-  // Chooses the device of the zeros. It is known for a bucket that has failed on this rank. For a bucket that this rank
-  // has never used, `device` tells whether the bucket lies on a GPU, but not on which GPU of this rank.
+  // Chooses the device of the zeros. If this rank has the bucket, its configuration names the device. If this rank has
+  // never used the bucket, `device` tells whether the bucket lies on a GPU, but not on which GPU of this rank.
   if (const auto config = Engine::ConfigOf(engine_.Find(bucket))) {
     device = config->memory->device();
   } else if (device != CPU_DEVICE_ID) {

@@ -22,8 +22,8 @@ class Entries {
   void Add(const std::string& bucket, const BucketConfig& config, const Bucket::Entry& entry,
            std::function<void(const std::string& error)> finished);
   // Adds zeros for a bucket to Horovod's tensor table, unless the table already has the bucket. So this rank takes part
-  // in a round without a contribution. Causes: the bucket has failed on this rank, its round is refused, or other ranks
-  // began to use it while this rank had joined. Nobody reads the result. Throws EngineError if there is no memory.
+  // in a round without a contribution, because the bucket has failed (here or on all ranks), or because other ranks
+  // began to use it during a join of this rank. Nobody reads the result. Throws EngineError if there is no memory.
   void AddZeros(const std::string& bucket, hvd::DataType type, std::int64_t elements, int device);
   // Adds zeros for each bucket in `responses` that Horovod's tensor table lacks, because Horovod looks up each of them.
   void AddWhatIsMissing(const hvd::ResponseList& responses);

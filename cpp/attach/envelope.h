@@ -21,16 +21,17 @@ std::string BucketName(const std::string& wire_name);
 std::string AgreementName(const std::string& about);
 bool IsAgreement(const std::string& name);
 
-// Returns the reduce_op that messages between ranks name for a bucket's reduction. No reduction of Horovod's own has
-// it, so Horovod fuses buckets only with buckets.
+// Returns the reduce_op of a bucket's reduction in messages between ranks. No reduction of Horovod's own has this
+// value, so Horovod fuses buckets only with buckets.
 hvd::ReduceOp TravellingSum();
 
 // A report travels in an additional request, which the coordinator takes out before Horovod counts the requests.
 hvd::Request Enclose(const Report& report, Rank rank);
 std::optional<Report> Open(const hvd::Request& request);
 
-// Appends closings to a response's list of devices, in the order of the response's tensors. Horovod caches a response
-// only if the list has one device for each rank. So it does not cache this one: a cached round would need all ranks.
+// Appends closings (which rounds close) to a response's list of devices, in the order of the response's tensors.
+// Horovod caches a response only if the list has one device for each rank. So this response, with a longer list, is not
+// cached. That is needed, because a cached round would wait for all ranks.
 void Enclose(const std::vector<Closing>& closings, hvd::Response& response);
 std::vector<Closing> Open(const hvd::Response& response, int size);
 
@@ -40,7 +41,8 @@ hvd::Response Enclosed(const std::vector<Grants>& grants);
 std::vector<Grants> TakeGrants(hvd::ResponseList& responses);
 
 // Turns the responses of buckets into ordinary sums, so that Horovod can execute them. The list of devices keeps one
-// element more than there are ranks, so Horovod does not cache them. Horovod finds NCCL's communicator by this list.
+// element more than there are ranks, so that Horovod does not cache the responses. Each time the list of a bucket is
+// the same, because Horovod finds NCCL's communicator by it.
 void Unwrap(hvd::ResponseList& responses, int size);
 
 }  // namespace horovod_partial::attach

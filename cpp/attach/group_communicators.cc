@@ -9,7 +9,7 @@ namespace horovod_partial::attach {
 #if HAVE_NCCL
 namespace {
 
-// Horovod keeps NCCL communicators under lists of devices. A group's list ends with this, which is no device's number.
+// Horovod keeps NCCL communicators under lists of devices. A group's list ends with this number, which no device has.
 constexpr std::int32_t kGroupKey = -2;
 
 }  // namespace
@@ -43,7 +43,7 @@ hvd::Status GroupCommunicators::Execute(const std::vector<Closing>& closings,
       status = ReduceInGroup(members, entries, response, carrier, operation, reduce);
     } else {
 #if HAVE_GPU
-      // A reduction by NCCL ends with a step to Horovod's next NCCL stream. A rank that uses no NCCL must step, too.
+      // After a reduction by NCCL, Horovod takes its next NCCL stream. A rank that does not use NCCL must do so, too.
       if (response.devices()[0] != CPU_DEVICE_ID)
         state_.current_nccl_stream = (state_.current_nccl_stream + 1) % state_.num_nccl_streams;
 #endif

@@ -65,8 +65,8 @@ class GroupCommunicators {
                             const Reduce& reduce);
   static void ReduceAlone(const std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response);
   Communicator Make(const Members& members, Carrier carrier) const;
-  // Returns MPI or Gloo: the library with which Make makes a communicator. For NCCL it is the one that Horovod's
-  // controller uses, because MakeNcclGroup needs that communicator to set up NCCL's.
+  // Returns MPI or Gloo: the library with which Make makes a communicator. For NCCL it is the library of Horovod's
+  // controller, because MakeNcclGroup sets up NCCL's communicator over that of the controller's library.
   Carrier HostCarrier(Carrier carrier) const;
 
   hvd::HorovodGlobalState& state_;

@@ -15,7 +15,7 @@ namespace horovod_partial::attach {
 namespace {
 
 // The functions of Horovod that hooks have replaced, by virtual table and hook. Two Horovod libraries in one process
-// mostly share the tables of the library that was loaded first. If each has tables of its own, the hooks are in both.
+// mostly share the tables of the library that was loaded first. If each library has its own, the hooks are in both.
 std::mutex originals_mutex;  // guards the map in Originals; no other lock is taken while it is held
 std::map<std::pair<const void*, const void*>, void*>& Originals() {
   // The map of replaced functions is never destroyed, because Horovod's thread may outlive main.
@@ -96,7 +96,7 @@ hvd::Status Execute(hvd::AllreduceOp* operation, std::vector<hvd::TensorTableEnt
       if (auto* handshake = dynamic_cast<HandshakeContext*>(entry.context.get()); handshake != nullptr && status.ok())
         handshake->Ended(state, static_cast<const std::int64_t*>(entry.output->data()));
     return status;
-  } catch (const std::runtime_error& error) {  // Gloo's errors are of this type; for bad input it is std::logic_error
+  } catch (const std::runtime_error& error) {  // Gloo throws this type; for bad input it throws std::logic_error
     if (kBreaks && session != nullptr) session->Break(error.what());
     throw;
   }

@@ -77,7 +77,7 @@ Slot::Slot(const Library& library, const std::string& class_name, const std::str
   constexpr std::size_t kFirstFunction = 2;  // a virtual table has an offset and type information before its functions
   void** table = library.VirtualTable(class_name);
   table_ = table + kFirstFunction;
-  // A virtual table may lie in another library, and then holds functions of that one. So look up `method` in that one.
+  // A virtual table may lie in another library, and then holds functions of that library. So look up `method` there.
   Dl_info owner;
   void* symbol = nullptr;  // the symbol of the table, which tells how long the table is
   if (dladdr1(table, &owner, &symbol, RTLD_DL_SYMENT) == 0 || owner.dli_fname == nullptr || symbol == nullptr)

@@ -22,7 +22,7 @@ class Library {
   // Returns the names of the shared libraries that this library is linked with directly.
   std::vector<std::string> Needed() const;
   // Returns the virtual table that objects made by this library point to. If two frameworks' Horovods share a process,
-  // it may be the table of the library that was loaded first, because the dynamic linker binds both to one table.
+  // this may be the table of the library that was loaded first, because the dynamic linker binds both to one table.
   void** VirtualTable(const std::string& class_name) const;
 
  private:
@@ -30,7 +30,7 @@ class Library {
   void* handle_;
 };
 
-// One slot of a virtual function table. It is found by the function that it holds, never by its index.
+// One slot of a virtual function table. The slot is found by the function that it holds, never by its index.
 class Slot {
  public:
   // Throws AttachError if no slot of the class's table holds `method` (mangled, without the class) or `hook`. A slot

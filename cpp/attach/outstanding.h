@@ -1,4 +1,4 @@
-// Finds Horovod's own collectives that have not ended, because this rank may wait for one.
+// Finds Horovod's own collectives (of hvd.allreduce, say) that have not ended, because this rank may wait for one.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@ class Outstanding {
   // Returns the name of an outstanding collective of Horovod's own, or an empty text. The answer stays the same until
   // that collective has ended, or a join begins. Any thread may call this.
   std::string Find();
-  // Call this before Horovod destroys its tensor queue: then Find uses it no more. The queue's lock may be held.
+  // Call this before Horovod destroys its tensor queue, which Find then does not use. The queue's lock may be held.
   void Leave();
 
  private:
@@ -34,8 +34,8 @@ class Outstanding {
   std::string found_;
 };
 
-// Measures how long a collective of Horovod's own is outstanding. If it is long, this rank may be out of training.
-// Watches one collective at a time, in any process set. When that one has ended, watches another.
+// Measures how long a collective of Horovod's own is outstanding, because a rank that waits long in one does not train.
+// Watches one collective at a time, in any process set. When the watched collective has ended, watches another.
 class OutstandingWatch {
  public:
   // Returns when the watched collective was first seen, or kNever if none is outstanding. The background thread must
@@ -43,13 +43,13 @@ class OutstandingWatch {
   Time Since(hvd::HorovodGlobalState& state, Time now);
   // Returns all collectives of Horovod's own that are outstanding in any process set. Background thread only.
   static std::vector<PossibleArrivals::Collective> All(hvd::HorovodGlobalState& state);
-  // Returns how often the watched collective has changed, to another one or to none. By this number the heartbeat
-  // monitor tells waits apart. Any thread may call this.
+  // Returns how often the watched collective has changed, to another one or to none. If this number has changed, the
+  // heartbeat monitor takes a wait for a new wait. Any thread may call this.
   std::uint64_t changes() const { return changes_; }
 
  private:
   std::string name_;                       // the name of the watched collective; empty if none is watched
-  std::weak_ptr<hvd::OpContext> context_;  // tells the collective from later ones of its name; null for a barrier
+  std::weak_ptr<hvd::OpContext> context_;  // a later collective of the name has another; null for a barrier
   Time since_ = kNever;
   std::atomic<std::uint64_t> changes_{0};
 };

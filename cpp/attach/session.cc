@@ -62,7 +62,7 @@ void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_
   WatchForShutdown();
 }
 
-// When Horovod shuts down, it calls a callback of ours, and this starts a thread that closes the buckets. The callback
+// When Horovod shuts down, it calls a callback of ours, which starts a thread that closes the buckets. The callback
 // must not close the buckets itself, because Horovod holds the lock of its tensor queue during the call.
 void Session::WatchForShutdown() {
   entries_->AddForShutdown([session = weak_from_this()](const std::string& reason) {
@@ -140,8 +140,8 @@ void Session::Tick(std::vector<long long>& status_bits) {
 
 // Makes the next kShortCycles cycles short after a cycle that negotiates. Otherwise half of Horovod's cycle time passes
 // before an arrival is noticed. That matters if ranks take turns at small tensors. All ranks shorten the same cycles,
-// because a rank that sleeps holds up the cycles of all ranks. Only a few cycles are short, so an idle job or a long
-// wait costs no more than without them. If the user has set a cycle time, no cycle is shortened.
+// because a rank that sleeps holds up the cycles of all ranks. Only a few cycles are short, so that an idle job and a
+// long wait cost little. If the user has set a cycle time, no cycle is shortened.
 void Session::AfterTick(const std::vector<long long>& status_bits) {
   if (state_ == nullptr || process_set_id_ != 0 || keeps_cycle_time_) return;
   const bool negotiates = (status_bits[0] & kUncachedInQueue) == 0;
@@ -219,7 +219,7 @@ void Session::AfterSendFinal(hvd::ResponseList& responses) {
   if (!HasOurs(responses)) return;
   Guard("SendFinalTensors", [&] {
     const std::vector<Grants> grants = TakeGrants(responses);
-    OpenAll(responses);  // notes the groups of the rounds; rank 0 has begun these rounds, and needs no closings
+    OpenAll(responses);  // only keeps the groups of the rounds, because rank 0 has begun these rounds already
     engine_.Hear(grants);
   });
   coordination_->EndCycle();
@@ -245,7 +245,7 @@ void Session::NoteJoin(const hvd::ResponseList& responses) {
     if (response.response_type() == hvd::Response::JOIN) engine_.ReturnFromJoin();
 }
 
-// Returns the closings of a cycle. Keeps each closing with groups until Horovod executes it, also on joined ranks.
+// Returns which rounds close in a cycle. Keeps those with groups until Horovod executes them, also on joined ranks.
 std::vector<Closing> Session::OpenAll(const hvd::ResponseList& responses) {
   if (!grouped_.empty())
     throw std::runtime_error(

@@ -1,4 +1,4 @@
-// A session: what this rank keeps for one process set from `init` to `shutdown`, on rank 0 with the coordinator.
+// A session: this rank's state for one process set from hvd.init() to hvd.shutdown(). On rank 0 it has the coordinator.
 #pragma once
 
 #include <atomic>
@@ -41,14 +41,14 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
 
   // Called when Horovod has been initialised anew. Every wait in this session fails, and nothing new is accepted.
   void Retire();
-  // Gives the session Horovod's state, and the recorder of this generation. Before this call the hooks only call
-  // Horovod's functions, and ranks cannot contribute.
+  // Gives the session Horovod's state, and the recorder that all process sets share. Before this call the hooks only
+  // call Horovod's functions, and ranks cannot contribute.
   void SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_id,
                 std::shared_ptr<recording::Recorder> recorder, bool waits_are_told);
-  // The recorder that all process sets of the generation share; null before SetState.
+  // The recorder that all process sets share until Horovod shuts down; null before SetState.
   const std::shared_ptr<recording::Recorder>& recorder() const { return recorder_; }
   bool ready() const { return state_ != nullptr; }
-  // Whether the session is ready, and is that of a process set of the Horovod with this state. Any thread may call it.
+  // True if the session is ready and belongs to this process set of the Horovod with `state`. Any thread may call it.
   bool Serves(const hvd::HorovodGlobalState* state, std::int32_t process_set_id) const {
     return ready() && state_ == state && process_set_id_ == process_set_id && !retired_ && !ControllerIsGone();
   }
@@ -56,8 +56,8 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   // --- Functions for heartbeats. Any thread may call them once the session is ready
   // The members of the process set: their ranks in the whole job. Empty if all ranks are members.
   const std::vector<Rank>& members() const { return members_; }
-  // FindForeign: the name of an outstanding collective of Horovod's own, or an empty text. foreign_changes: how often
-  // the collective for which this rank waits has changed, in any process set. cycles: a number that each cycle raises.
+  // FindForeign: the name of an outstanding collective of Horovod's own (hvd.allreduce, say), or an empty text.
+  // foreign_changes: OutstandingWatch::changes, for all process sets. cycles: a number that each cycle raises.
   std::string FindForeign() { return outstanding_.Find(); }
   std::uint64_t foreign_changes() const { return foreign_.changes(); }
   std::uint64_t cycles() const { return cycles_; }
@@ -70,7 +70,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
 
   // --- The hooks call these functions on Horovod's background thread, in the order of a cycle
   void Tick(std::vector<long long>& status_bits);
-  // `status_bits`: the status bits of Horovod's cache coordinator, combined over all ranks: every rank has the same.
+  // `status_bits`: the status bits of Horovod's cache coordinator, combined over all ranks, so that all have the same.
   void AfterTick(const std::vector<long long>& status_bits);
   void BeforeSendReady(hvd::RequestList& requests);
   void AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vector<hvd::RequestList>& ready);
@@ -81,7 +81,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   // groups is reduced in this rank's group.
   hvd::Status Execute(hvd::AllreduceOp& operation, std::vector<hvd::TensorTableEntry>& entries,
                       const hvd::Response& response, Carrier carrier, const Reduce& reduce);
-  // Called when a reduction over Gloo has failed halfway. Other ranks may still send data of it. If Horovod began its
+  // Called when a reduction over Gloo has failed halfway. Other ranks may still send its data. If Horovod began its
   // next cycle on the same connections, Gloo would meet this data and end the process. So this cycle reduces nothing
   // more, and the next hook ends Horovod's loop before it communicates, by the exception of EndIfBroken. Then the
   // connections close, and all ranks learn of the failure.
@@ -125,7 +125,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   // --- Members that only Horovod's background thread uses
   std::string broken_;                      // the error after which nothing can be reduced; empty without one
   std::string failure_;                     // the error of a hook, which is sent to the other ranks
-  std::map<std::string, Closing> grouped_;  // closings with groups, not executed yet, by their bucket's WireName
+  std::map<std::string, Closing> grouped_;  // closed rounds that name groups and are not executed yet, by WireName
   std::optional<GroupCommunicators> communicators_;
   std::optional<Entries> entries_;
   std::optional<CycleRecord> record_;

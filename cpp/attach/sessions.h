@@ -20,9 +20,9 @@ class Sessions {
   // process set was added after the handshake. Does not hold `mutex_` while it uses Horovod's table of process sets:
   // Horovod locks this table when it calls DoInitialization, and our hook of DoInitialization locks `mutex_`.
   std::shared_ptr<Session> FindForHook(hvd::Controller& controller) const;
-  // Called on Horovod's thread when all ranks have shaken hands. Gives Horovod's state to the sessions of this
-  // generation, which lets their hooks work. The state has the same address in every later generation.
-  // `waits_are_told` says that the front end tells which threads wait for Horovod's own collectives.
+  // Called on Horovod's thread when the handshake has succeeded. Gives Horovod's state to the sessions, so that their
+  // hooks begin to work. The state has the same address after each hvd.init(). `waits_are_told`: true if Python code
+  // reports which threads wait for Horovod's own collectives.
   void Introduce(hvd::HorovodGlobalState& state, bool waits_are_told);
   // Returns the sessions that have been given Horovod's state. Any thread may call this.
   std::vector<std::shared_ptr<Session>> Ready() const;

@@ -68,8 +68,8 @@ class BucketContext : public hvd::OpContext {
     try {
       *buffer = std::make_shared<FusionBuffer>(static_cast<std::size_t>(size), memory_);
     } catch (const std::bad_alloc& error) {
-      // Without memory for the fusion buffer, an exception must end Horovod's loop, which logs it. If an error were
-      // returned instead, Horovod would begin its next reduction while the other ranks are still in this one.
+      // Without memory for the fusion buffer, this exception must end Horovod's loop, which logs the error. If an error
+      // were returned instead, Horovod would begin its next reduction while the other ranks are still in this one.
       throw std::runtime_error("no memory for a fusion buffer of " + std::to_string(size) +
                                " bytes, which HOROVOD_FUSION_THRESHOLD sets: " + error.what());
     }

@@ -28,29 +28,29 @@ using attach::Session;
 
 namespace {
 
-// One Horovod of this process, by the path of its library. It has no session: each call finds that of today, since
-// Horovod may have been shut down and initialised again.
+// One Horovod library of this process. Each call looks up the present session (this rank's state for a process set),
+// because Horovod may have been shut down and initialised again.
 struct LibraryHandle {
   std::string path;
 
   operator const std::string&() const { return path; }  // NOLINT(google-explicit-constructor)
 };
 
-// The buckets of an optimizer. This has no session either. The interpreter's lock guards the counts.
+// The buckets of an optimizer. Each call looks up the present session. Python's interpreter lock guards the counts.
 struct FamilyHandle {
   LibraryHandle library;
   py::object process_set;  // Horovod's ProcessSet. A restart changes its number, and a removal sets it to None
   Family names;
-  Round disturbed = 0;    // the number of rounds ahead that are lost, because the program changed the model meanwhile
-  Round lost_before = 0;  // the number of lost rounds when they were last counted anew
-  int generation = 0;     // of Horovod, in which the two were counted
+  Round disturbed = 0;    // rounds applied to a copy of the model in vain, because the program changed the model
+  Round lost_before = 0;  // the number of lost rounds when count_anew was last called
+  int generation = 0;     // the value of attach::Generation when the two counts began
 
   std::int32_t number() const {
     constexpr std::int32_t kRemoved = -1;
     const py::object id = process_set.attr("process_set_id");
     return id.is_none() ? kRemoved : id.cast<std::int32_t>();
   }
-  // To be called before the counts are used: they begin at 0 in each generation.
+  // Must be called before the counts are used. Sets them to 0 if hvd.init() has run since they began.
   void EnterGeneration() {
     const int now = attach::Generation(library);
     if (now != generation) disturbed = lost_before = 0;
@@ -101,7 +101,7 @@ std::unique_ptr<DrainedFamily> Drain(const FamilyHandle& family) {
 
 using Drainings = std::vector<const DrainedFamily*>;
 
-// Returns a function that tells whether an optimizer in `drainings` must take results soon; null if there is none.
+// Returns a function that tells whether an optimizer in `drainings` must take results soon, or null without any.
 IsDue AnyOf(const Drainings& drainings) {
   if (drainings.empty()) return nullptr;
   return [drainings] {
@@ -109,22 +109,22 @@ IsDue AnyOf(const Drainings& drainings) {
   };
 }
 
-// Python's reference to an owner of buckets, for example an optimizer. When Python destroys the reference, the owner's
-// buckets retire. A garbage collector may do this in any thread, and while the thread holds any lock.
+// Python's reference to an owner of buckets, for example an optimizer. When Python destroys the reference, this rank
+// gives up the buckets. A garbage collector may do this in any thread, and while the thread holds any lock.
 struct OwnerReference : private NonCopyable {
   ~OwnerReference() { owner->Leave(); }
 
   const std::shared_ptr<Owner> owner = std::make_shared<Owner>();
 };
 
-// Lets buckets live as long as an owner. When the owners of all ranks are gone, the buckets retire on all ranks.
+// Lets buckets live as long as an owner. When the owners on all ranks are destroyed, all ranks forget the buckets.
 void Own(const FamilyHandle& family, const OwnerReference& owner) {
   const std::int32_t number = family.number();
   py::gil_scoped_release release;
   for (const auto& name : family.names) attach::SessionOf(family.library, number)->engine().Own(name, owner.owner);
 }
 
-// Returns the micro-batch that this rank may begin next, or nothing. Blocks for one only if `waits` is set.
+// Returns the micro-batch that this rank may begin next, or nothing. Waits for a micro-batch only if `waits` is set.
 std::optional<std::pair<int, int>> NextMicroBatch(const FamilyHandle& family, bool begins, bool waits,
                                                   const Drainings& drainings) {
   const std::int32_t number = family.number();
@@ -133,8 +133,8 @@ std::optional<std::pair<int, int>> NextMicroBatch(const FamilyHandle& family, bo
   return attach::SessionOf(family.library, number)->engine().sharing().Next(family.names, begins, is_due);
 }
 
-// Takes the oldest untaken round of a family. `pointers` has memory for the result of each bucket. Returns the number
-// of gradients in the round, or nothing if this rank can take no round.
+// Takes the oldest untaken round of an optimizer's buckets. `pointers` has memory for the result of each bucket.
+// Returns the number of gradients in the round, or nothing if this rank can take no round.
 std::optional<int> TakeRound(Engine& engine, const Family& names, const std::vector<std::uintptr_t>& pointers) {
   std::vector<FamilyBucket> family;
   for (std::size_t i = 0; i < names.size(); ++i) family.push_back({names[i], reinterpret_cast<void*>(pointers.at(i))});
@@ -142,8 +142,8 @@ std::optional<int> TakeRound(Engine& engine, const Family& names, const std::vec
   return taken ? std::optional<int>(taken->gradients) : std::nullopt;
 }
 
-// An arrival whose result the application has not fetched yet. It keeps its session alive, but not the tensors: the
-// framework must keep the tensors until `wait` has returned.
+// An arrival whose result the application has not fetched yet. A handle keeps the session alive, but not the tensors:
+// the framework must keep the tensors until `wait` has returned.
 class Handle {
  public:
   Handle(std::shared_ptr<Session> session, std::shared_ptr<SharedBucket> bucket, std::shared_ptr<Operation> operation)
@@ -165,7 +165,7 @@ class Handle {
   std::shared_ptr<Operation> operation_;
 };
 
-// Hands a contribution to a bucket. `stream`: the device's stream on which the framework computes it; 0 on the host.
+// Hands a contribution to a bucket. `stream`: the stream on which a device computes the contribution; 0 on the host.
 Handle Submit(const LibraryHandle& library, std::int32_t process_set, const std::string& name,
               const BucketConfig& config, std::uintptr_t input, std::uintptr_t output, int work,
               std::uintptr_t stream) {
@@ -291,7 +291,7 @@ PYBIND11_MODULE(_attach, m) {
     }
   });
 
-  // Runs Python's signal handlers during a wait, so that Ctrl-C ends it.
+  // Runs Python's signal handlers during a wait, so that Ctrl-C ends the wait.
   Session::SetInterrupt([] {
     py::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -464,8 +464,7 @@ PYBIND11_MODULE(_attach, m) {
             if (const auto recorder = attach::LastRecorder(library)) recorder->End();
           },
           released)
-      // Tells the other ranks why this rank fails. Does nothing if Horovod is down, because then no message can be
-      // sent.
+      // Tells the other ranks why this rank fails. Does nothing if Horovod is down, because then nothing can be sent.
       .def(
           "say_farewell",
           [](const LibraryHandle& library, const std::string& failure) {

@@ -23,7 +23,7 @@
 namespace horovod_partial {
 namespace {
 
-// How long to wait until standard error can be written. A launcher that is stopped does not read it.
+// How long to wait until standard error can be written. If a launcher is stopped, it does not read standard error.
 constexpr std::chrono::seconds kWritePatience(1);
 
 // Returns a function that ends this process at once. If a rank gives no sign of life, Horovod's thread is blocked for

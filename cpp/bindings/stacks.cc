@@ -62,7 +62,7 @@ class Stillness : private NonCopyable {
   }
 
  private:
-  // The longest wait for the interpreter's lock. A thread that keeps it longer is in C code: its stack rarely changes.
+  // The longest wait for the interpreter's lock. A thread that holds it longer runs C code, and keeps its Python stack.
   static constexpr std::chrono::milliseconds kPatience{500};
 
   struct State {

@@ -1,4 +1,4 @@
-// What a rank says of a bucket when the rank declares the bucket.
+// What a rank declares of a bucket, a tensor that all ranks reduce under one name.
 #pragma once
 
 #include <cstddef>

@@ -19,17 +19,17 @@ using Buckets = std::vector<std::shared_ptr<SharedBucket>>;
 // The names of the buckets of one optimizer. The rounds of these buckets are applied together, in one step.
 using Family = std::vector<std::string>;
 
-// Any thread may call functions of this class. If it must hold a bucket's lock, the function's comment says so.
+// Any thread may call functions of this class. If a caller must hold a bucket's lock, the function's comment says so.
 class BucketMap {
  public:
   explicit BucketMap(Surroundings& surroundings) : surroundings_(surroundings) {}
 
   // Returns the bucket of this name, and makes it if there is none. Throws std::invalid_argument if the bucket has
-  // another configuration, or if its tensor has too many elements for Horovod. Throws EngineError if this generation of
-  // Horovod has ended, or if contributions or results of this rank have been lost.
+  // another configuration, or if its tensor has too many elements for Horovod. Throws EngineError if Horovod has shut
+  // down or was initialised anew, or if contributions or results of this rank have been lost.
   std::shared_ptr<SharedBucket> Declare(const std::string& name, const BucketConfig& config);
-  // Puts a bucket back into the map of buckets if it has ended since this rank declared it. Called with the bucket's
-  // lock held, before round 0 of the bucket.
+  // Puts a bucket back into the map of buckets if all ranks have ended the bucket since this rank declared it. Called
+  // with the bucket's lock held, before round 0 of the bucket.
   void Enter(const std::shared_ptr<SharedBucket>& bucket);
   // Removes a bucket from the map. Called with the bucket's lock held.
   void Forget(const SharedBucket& bucket);
@@ -48,23 +48,23 @@ class BucketMap {
     std::lock_guard<std::mutex> lock(mutex_);
     closed_ = reason;
   }
-  // Records the error with which the coordinator has refused a bucket. Called with the bucket's lock held.
+  // Records the error of a bucket that the coordinator makes fail on all ranks. Called with the bucket's lock held.
   void NoteRefusal(const std::string& error) {
     std::lock_guard<std::mutex> lock(mutex_);
     refusal_ = error;
   }
-  // Returns the error of the bucket that was refused last, or an empty text.
+  // Returns the error of the bucket that failed in this way last, or an empty text.
   std::string refusal() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return refusal_;
   }
-  // Records that this rank lost contributions or results when the coordinator refused a bucket, and no thread has got
-  // the error. The next call of Declare or ThrowIfLost throws it, once.
+  // Records that this rank lost contributions or results when a bucket failed on all ranks, and that no thread has got
+  // the error. The next call of Declare or ThrowIfLost throws `error`, once.
   void NoteLoss(const std::string& error) {
     std::lock_guard<std::mutex> lock(mutex_);
     loss_ = error;
   }
-  // Records that a bucket was unsettled when its owner was gone. Called with the bucket's lock held.
+  // Records that a bucket lost its owner with late contributions or missed results left. Called with its lock held.
   void NoteUnsettled(const std::string& name) {
     std::lock_guard<std::mutex> lock(mutex_);
     unsettled_.insert(name);
@@ -77,17 +77,17 @@ class BucketMap {
 
  private:
   void ThrowIfLostUnderLock();
-  // Returns the owner of a bucket if it lives, else null. Called with the mutex held.
+  // Returns the owner of a bucket if the owner lives, else null. Called with the mutex held.
   std::shared_ptr<const Owner> OwnerOf(const std::string& name) const;
 
   Surroundings& surroundings_;
   mutable std::mutex mutex_;  // this mutex guards all members below, but not the contents of buckets
   std::map<std::string, std::shared_ptr<SharedBucket>> buckets_;
-  std::map<std::string, std::shared_ptr<const Owner>> owners_;  // the owner of each bucket, until the owner is gone
+  std::map<std::string, std::shared_ptr<const Owner>> owners_;  // the owner of each bucket, until it is destroyed
   std::string closed_;
   std::string refusal_;
   std::string loss_;
-  std::set<std::string> unsettled_;  // the names of buckets that were unsettled when their owners were gone
+  std::set<std::string> unsettled_;  // the buckets for which NoteUnsettled was called
 };
 
 }  // namespace horovod_partial

@@ -10,8 +10,8 @@
 namespace horovod_partial {
 namespace {
 
-// Returns true if this rank uses any bucket besides those in which ranks compare replicas. If it returns false, the
-// other ranks compare their replicas without this rank.
+// Returns true if this rank uses any bucket besides those in which ranks compare their models. If it returns false, the
+// other ranks compare their models without this rank.
 bool AnyTrains(const Buckets& buckets) {
   return std::any_of(buckets.begin(), buckets.end(), [](const auto& bucket) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
@@ -26,7 +26,7 @@ PossibleArrivals::Away Engine::Away(Time now, Time foreign_since) const {
   const PossibleArrivals::Foreign foreign{foreign_since, waits_are_told_};
   PossibleArrivals::Away away =
       surroundings_.arrivals->Look(this, now, foreign, flush != Flush::Kind::kNone, thresholds_);
-  // A rank that has ended is out of training, even if some of its threads still contribute.
+  // Other ranks must not wait for a rank that has ended, even if some of its threads still contribute.
   if (flush == Flush::Kind::kEnding) away.absent = {true, {}};
   return away;
 }
@@ -160,7 +160,7 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
   int flush_rounds = 0;
   Flush::Kind flush_over = Flush::Kind::kNone;
   for (const auto& closing : closings) {
-    // A closing with an error ends no flush, because the coordinator begins that flush again.
+    // If a closing has an error, it ends no flush, because the coordinator begins that flush again.
     const bool round = closing.error.empty() && !joined;
     if (round && closing.flush_over != Flush::Kind::kNone) flush_over = closing.flush_over;
     const auto bucket = Find(closing.bucket);
@@ -215,9 +215,9 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
   flush_.Release();
 }
 
-// Ends a bucket that the coordinator has refused. This rank's arrival at it fails, and its name is free again on every
-// rank. A flush that waits fails too: it cannot deliver what was pending in the bucket. Called with the bucket's lock
-// held.
+// Makes a bucket fail because the coordinator says so. This rank's arrival at the bucket fails, and every rank may use
+// the bucket's name anew. A flush that waits fails too, because it cannot deliver late contributions to the bucket.
+// Called with the bucket's lock held.
 void Engine::Refuse(SharedBucket& bucket, const std::string& error, Calls& calls) {
   if (bucket.core.declared()) {
     surroundings_.in_use -= bucket.Counts();
@@ -228,7 +228,7 @@ void Engine::Refuse(SharedBucket& bucket, const std::string& error, Calls& calls
   buckets_.Forget(bucket);
 }
 
-// Logs the error of a bucket for which no thread of this rank waits. It may explain why a thread waits elsewhere.
+// Logs the error of a bucket for which no thread of this rank waits. This error may explain a wait elsewhere.
 void Engine::LogRefusal(const std::string& error) {
   if (!error.empty() && std::exchange(logged_, error) != error) Log(LogLevel::kError, rank(), error);
 }

@@ -10,7 +10,7 @@
 namespace horovod_partial {
 namespace {
 
-// The longest wait of a failing rank until its failure is reported. A cycle is enough, unless another rank is stopped.
+// How long a failing rank waits until its failure is reported. A cycle is enough, unless another rank is stopped.
 constexpr std::chrono::milliseconds kFarewellPatience(1000);
 
 }  // namespace
@@ -100,7 +100,7 @@ std::shared_ptr<Operation> Engine::Collect(const std::shared_ptr<SharedBucket>& 
   }
   try {
     bucket->Wait(*operation, false);
-  } catch (...) {  // `output` may be gone when the round ends, so an interrupted wait leaves the results missed
+  } catch (...) {  // after an interrupted wait `output` may be gone, so the results are left for a later call
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (bucket->operation == operation) bucket->operation = nullptr;
     throw;

@@ -17,7 +17,7 @@ void ForEach(const Buckets& buckets, const std::function<void(SharedBucket&)>& f
   }
 }
 
-// RoundsToTake stops the adding up of a family's untaken results. The destructor of this class allows it again.
+// RoundsToTake forbids the buckets of a family to add up untaken results. The destructor of this class allows it again.
 class BeingTaken : private NonCopyable {
  public:
   explicit BeingTaken(const Buckets& family) : family_(family) {}
@@ -31,9 +31,9 @@ class BeingTaken : private NonCopyable {
 
 }  // namespace
 
-// Returns how many rounds of a family this rank may take as one step: 1 normally, and more if results had to be added
-// up. Returns 0 if no untaken round has ended in every bucket, or if the round comes after this rank's flush. With
-// `takes` no more results are added up until the caller has taken the rounds.
+// Returns how many rounds of a family the application must apply as one step: normally 1, and more if results were
+// added up. Returns 0 if no untaken round has ended in every bucket, or if the round comes after the flush in which
+// this rank is. With `takes` no more results are added up until the caller has taken the rounds.
 int Families::RoundsToTake(const Buckets& family, bool takes) const {
   int rounds = 1;
   int least = std::numeric_limits<int>::max();

@@ -1,4 +1,4 @@
-// Families: buckets whose results are taken together, in one step (docs/protocol.md, families).
+// A family is the buckets of one optimizer. Their results are taken together, in one step (docs/protocol.md, families).
 #pragma once
 
 #include <atomic>
@@ -12,43 +12,44 @@
 
 namespace horovod_partial {
 
-// A bucket of a family, and the memory for its result when a round is taken.
+// A bucket of a family, and the memory to which the result of a round is written when the application takes the round.
 struct FamilyBucket {
   std::string bucket;
   void* output = nullptr;
 };
 
-// The rounds that a family takes as one step: one round normally, more if results had to be added up.
+// How many rounds the application applies as one step. Normally one; more if untaken results had to be added up.
 struct TakenRounds {
   int rounds = 0;
   int gradients = 0;  // the number of gradients in the results of all buckets; if 0, there is nothing to apply
 };
 
-// Takes rounds of families, on threads of the application. Its functions lock one bucket of a family at a time. That is
-// safe, because other threads can meanwhile only add newer rounds.
+// Gives the results of rounds to the application's threads. Each function locks the buckets of a family one after the
+// other. That is safe, because other threads can meanwhile only add the results of newer rounds.
 class Families {
  public:
   Families(Surroundings& surroundings, const BucketMap& buckets, const Flush& flush)
       : surroundings_(surroundings), buckets_(buckets), flush_(flush) {}
 
   // Takes the oldest untaken round that has ended in all buckets of a family on this rank, and writes its results to
-  // the given outputs. Returns nothing if there is no such round, or if the round comes after this rank's flush. Only
-  // the thread that contributes to the family may call this.
+  // the given outputs. Returns nothing if there is no such round, or if the round comes after the flush in which this
+  // rank is. Only the thread that contributes to the family may call this.
   std::optional<TakenRounds> TakeRound(const std::vector<FamilyBucket>& family);
   bool HasRound(const Family& family) const;
   // Returns true if a family has a round to take, and one of its buckets has room for at most one more untaken result.
   bool IsNearlyFull(const Family& family) const;
   // Records that the calling thread will contribute to a family next, even if other threads did so before.
   void Claim(const Family& family) const;
-  // Forgets late contributions and missed results of a family on this rank. A round that has ended in some of its
-  // buckets but not in all keeps its number without a result, so that all buckets stay at the same round.
+  // Forgets late contributions and missed results of a family on this rank. A round may have ended in only some of the
+  // buckets. These buckets count the round, though without a result, so that all buckets stay at the same round.
   void Clear(const Family& family);
-  // Returns how many rounds have ended on this rank in all buckets of a family. With replay: how many it has taken.
+  // Returns how many rounds have ended on this rank in all buckets of a family. If the application takes missed rounds
+  // one by one (Missed::kReplay), returns how many it has taken.
   Round Taken(const Family& family) const;
-  // Returns the number of lost rounds of a family on this rank: the largest number among its buckets, or 0 if no bucket
-  // exists.
+  // Returns how many rounds this rank can never take one by one, because their results were forgotten or added up: the
+  // largest number among the buckets of a family, or 0 if no bucket exists.
   Round Lost(const Family& family) const;
-  // Counts in the statistics of a family's buckets that the replica was healed.
+  // Counts in the statistics that the ranks had different models after a flush, and were given equal models again.
   void CountHealed(const Family& family) const;
 
  private:
@@ -57,12 +58,12 @@ class Families {
   Surroundings& surroundings_;
   const BucketMap& buckets_;
   const Flush& flush_;
-  std::atomic<bool> has_warned_{false};  // true if the log has warned that rounds were added up
+  std::atomic<bool> has_warned_{false};  // true if the log has warned that results were added up
 };
 
-// While an object of this class lives, a thread waits in a flush, for other buckets or for a micro-batch, and meanwhile
-// takes the results of `buckets`. If one of these buckets has as many untaken results as it may have, no round of it
-// closes. Only the thread that steps the optimizer may make such an object. Objects may be nested.
+// While an object of this class lives, the thread that steps an optimizer waits for something else, and meanwhile takes
+// the results of `buckets`. If one of these buckets has as many untaken results as it may have, no round of it closes
+// until it has fewer. Only that thread may make such an object. Objects may be nested.
 class Draining : private NonCopyable {
  public:
   explicit Draining(Buckets buckets) : buckets_(std::move(buckets)) { Add(1); }

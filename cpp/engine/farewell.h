@@ -11,11 +11,11 @@
 
 namespace horovod_partial {
 
-// This rank's last message. It is sent in the process set of all ranks, where each rank has the number that users know.
+// This rank's message that its application fails. Sent in the process set of all ranks: users know its rank numbers.
 class Farewell {
  public:
-  // The bucket name in a closing that says why a rank fails. If a closing with this name has no error, it belongs to a
-  // user's bucket.
+  // The coordinator tells all ranks of a failed rank by a Closing with this bucket name and an error. A Closing with
+  // this name and no error belongs to a bucket of the user.
   static constexpr const char* kBucket = "horovod_partial.farewell";
 
   // Puts `failure` into the next report. Called on a thread of the application when the application fails.
@@ -28,7 +28,7 @@ class Farewell {
     std::unique_lock<std::mutex> lock(mutex_);
     said_.wait_for(lock, patience, [this] { return unsaid_.empty(); });
   }
-  // Returns the text of the failure if it has not been reported, and forgets it. Called on the background thread.
+  // Returns the text of the failure if it has not been reported, and forgets the text. Called on the background thread.
   std::string TakeUnsaid() {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!unsaid_.empty()) said_.notify_all();
@@ -41,10 +41,10 @@ class Farewell {
   std::string unsaid_;
 };
 
-// What this process has heard of failures. All process sets share this, because a failure ends all their operations.
+// What this process knows of failures. All process sets share it, because a failure in one ends the operations of all.
 class FirstFailure {
  public:
-  // The bucket name in a closing that reports a deadlock: ranks wait for each other, in one or several process sets.
+  // The bucket name by which the coordinator reports a deadlock (ranks wait for each other, maybe across process sets).
   static constexpr const char* kDeadlock = "horovod_partial.deadlock";
 
   // Keeps the text of the first failure. Later failures are only consequences of it. Called on the background thread.

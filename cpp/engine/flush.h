@@ -1,4 +1,4 @@
-// The state of this rank's flush (docs/protocol.md, rule 8).
+// The state of this rank's flush, a barrier at which all late contributions are delivered (docs/protocol.md, rule 8).
 #pragma once
 
 #include <atomic>
@@ -26,8 +26,8 @@ class Flush {
   void Enter(Kind kind);
   // Records that the thread in the flush waits for other ranks from now on. Returns false if no wait is needed.
   bool Begin();
-  // Returns true if all ranks are in the flush and all late contributions are delivered. If this rank waits for the end
-  // of all ranks, but other ranks only flushed, the wait begins anew. Throws EngineError if the flush has failed.
+  // Returns true if all ranks are in the flush and all late contributions are delivered. If this rank has ended
+  // (kEnding) and another rank only flushed, begins to wait anew. Throws EngineError if the flush has failed.
   bool IsOver();
   void Leave();
 
@@ -45,7 +45,7 @@ class Flush {
   Kind waits_in() const;
   // Returns true if all rounds of the flush have begun, and the application is still in the flush.
   bool bounds() const { return stage_ >= Stage::kClosed; }
-  // Makes the present flush fail, because it cannot deliver what may be pending in a bucket that has failed.
+  // Makes the present flush fail, because it cannot deliver the late contributions to a bucket that has failed.
   void Refuse(const std::string& error);
   // Makes the present flush and all later flushes fail.
   void Fail(const std::string& error);

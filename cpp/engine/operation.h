@@ -1,4 +1,4 @@
-// One arrival and its result.
+// One arrival (a rank hands over its contribution to a bucket) and its result.
 #pragma once
 
 #include <functional>

@@ -16,14 +16,14 @@ struct PossibleArrivals::Graph {
 
 namespace {
 
-constexpr Round kRemembered = 8;  // the number of rounds for which a bringer is remembered
+constexpr Round kRemembered = 8;  // a thread is expected at a bucket for so many rounds after it was there last
 constexpr int kSilentIntervals = 10;
 // A thread that polls a collective of Horovod's own at longer intervals than this may do other work in between.
 constexpr Time kPollGap = std::chrono::milliseconds(100);
-// Nothing tells that a thread has ended. So this rank looks again after this time which threads wait.
+// No event reports that a thread has ended. So what Look returns holds for at most this time.
 constexpr Time kLongestLook = std::chrono::milliseconds(100);
 
-// The bringers of one thread, by the id of the PossibleArrivals object. The destructor runs when the thread ends.
+// A thread's Bringer objects, by the id of the PossibleArrivals object. The destructor runs when the thread ends.
 struct OfThread {
   ~OfThread() {
     for (const auto& [id, bringer] : bringers) bringer->lives = false;
@@ -180,7 +180,7 @@ void PossibleArrivals::Bucket::AddWaiter(const std::shared_ptr<Bringer>& waiter,
 
 // Records that a run of a TensorFlow graph contributes to this bucket. A graph here is the set of buckets that get
 // contributions in one run. Two graphs that have been in progress at the same time are run by two threads, so each has
-// a bringer of its own. All other graphs share one bringer, because one thread may run them in turn.
+// its own Bringer object. All other graphs share one such object, because one thread may run them in turn.
 void PossibleArrivals::Bucket::ArriveInRun(std::int64_t run, Time now) {
   auto& graphs = owner_->graphs_;
   const auto same_run =
@@ -348,7 +348,7 @@ bool PossibleArrivals::InProgress(const Bringer& graphs) const {
 }
 
 // Returns in words where a thread waits in another process set: in round 0 of a bucket or in a flush. Returns an empty
-// text if no thread does. A wait in round 0 or a flush needs all ranks, and does not end while one is blocked.
+// text if no thread does. Round 0 and a flush need all ranks, so such a wait does not end while a rank is blocked.
 std::string PossibleArrivals::WaitElsewhere(const void* engine) const {
   for (const Bucket* bucket : buckets_)
     if (bucket->engine_ != engine && bucket->open_ && bucket->round_ == 0 && bucket->WaitsSince() != kNever)
@@ -376,7 +376,7 @@ PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, cons
     bool absent = false;
   };
   std::map<const Bringer*, State> states;
-  // The buckets of this process set at which no contribution waits for a round, with their bringers.
+  // The buckets of this process set without a waiting contribution, and the threads that are expected at each bucket.
   std::vector<std::pair<const Bucket*, std::vector<Bringer*>>> brought;
   for (const Bucket* bucket : buckets_) {
     std::vector<Bringer*> bringers = BringersOf(*bucket);
@@ -391,8 +391,8 @@ PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, cons
   for (auto& [bringer, state] : states) {
     const Time since = WaitsSince(*bringer);
     state.waits = since != kNever && passed(since + thresholds.waiting);
-    // TensorFlow does not tell which thread runs a graph. If all graphs have one bringer, and no graph is in progress,
-    // we assume that the thread in the flush runs the graphs. So the bringer counts as out of training.
+    // TensorFlow does not tell which thread runs a graph. If all graphs share one Bringer object, and no graph is in
+    // progress, we assume that the thread in the flush runs the graphs. So the graphs count as out of training.
     const bool runs_nothing = bringer->graphs && graphs == 1 && !InProgress(*bringer);
     const bool polls = bringer->polled != kNever && !passed(bringer->polled + kPollGap) &&
                        passed(bringer->polls_since + thresholds.parked);
@@ -407,7 +407,7 @@ PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, cons
   const bool anybody = !states.empty();
 
   // A collective of Horovod's own may be outstanding while no thread has contributed, collected a result or left a
-  // flush for some time. Then we assume that all threads wait for Horovod, unless the front end tells that none does.
+  // flush for some time. Then we assume that all threads wait for Horovod, unless Python code reports that none does.
   const bool may_be_parked = foreign.since != kNever && (!foreign.told || asks || !parked_.empty()) &&
                              passed(std::max(foreign.since, active_) + thresholds.parked);
   bool all_silent = !brought.empty();
@@ -432,7 +432,7 @@ PossibleArrivals::Away PossibleArrivals::Look(const void* engine, Time now, cons
   };
   const bool somebody_absent = std::any_of(states.begin(), states.end(), [](const auto& i) { return i.second.absent; });
   cover(away.waiting, (anybody && all_away) || all_silent);
-  // A rank that has used no bucket yet has no bringers, for example because it runs with another policy.
+  // A rank that has used no bucket yet (it may run with another policy) has no thread that is expected to contribute.
   const bool unused =
       std::all_of(buckets_.begin(), buckets_.end(), [](const Bucket* bucket) { return IsOfFlushes(bucket->name_); });
   const bool parked_before_training = unused && std::any_of(parked_.begin(), parked_.end(), [&](const auto& thread) {

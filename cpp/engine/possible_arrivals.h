@@ -30,17 +30,18 @@ struct Caller {
   std::int64_t run = 0;  // for graphs: TensorFlow's number for this run of the graph
 };
 
-// Keeps the bringers of each bucket: the threads that are expected to contribute next. These are the living threads
-// that collected the bucket's results in its last rounds, or else the living threads that contributed. A rank cannot
-// contribute to a bucket while all bringers of the bucket wait. This is exact if each bucket has one thread. It is not
-// exact if threads hand buckets to each other, or wait in ways that this plugin does not see. So if nothing has
-// happened in a process for long, all its threads are judged together.
+// Knows the bringers of each bucket: the threads that are expected to contribute next. These are the living threads
+// that took the bucket's results in its last rounds. If none of them lives, they are the living threads that
+// contributed. A rank cannot contribute to a bucket while all bringers of the bucket wait. This is exact if each bucket
+// has one thread. It is not exact if threads hand buckets to each other, or wait in ways that this plugin does not see.
+// So if no bucket has been used for long, all threads of the process are judged together.
 //
 // One object serves all process sets of a process, because a thread that waits in one process set cannot contribute in
 // another. All functions are thread-safe. The mutex guards all members, and no other lock is taken while it is held.
 class PossibleArrivals {
  public:
-  // A collective of Horovod's own that has not ended. `context` tells it from later ones of the same name.
+  // A collective that the program has called on Horovod itself, such as hvd.allreduce, and that has not ended. The name
+  // for this in comments is "a collective of Horovod's own". A later collective of the same name has another `context`.
   struct Collective {
     std::string name;
     std::weak_ptr<const void> context;
@@ -53,11 +54,11 @@ class PossibleArrivals {
   struct Bringer {
     std::atomic<bool> lives{true};
     Time waits_since = kNever;   // since when the bringer has waited for a round or in a flush, or kNever
-    Time parked_since = kNever;  // when the bringer began to wait in a collective of Horovod's own, if known
+    Time parked_since = kNever;  // when the bringer began to wait in a collective of Horovod's own, or kNever
     Time polled = kNever;        // when the bringer last polled a collective of Horovod's own that had not finished
     Time polls_since = kNever;   // when the bringer began to poll Horovod's own collectives at short intervals
-    // The bringer waits for one of these collectives, or polls it: those that were outstanding when the background
-    // thread first looked after the wait began, and that have not ended since. Without a value: it has not looked yet.
+    // The bringer waits for one of these collectives, or polls it. All were outstanding when the background thread
+    // first looked after the wait began, and have not ended since. No value: the background thread has not looked yet.
     std::optional<std::vector<Collective>> awaits;
     const void* flushes = nullptr;  // the process set in whose flush the bringer waits (its engine's address), or null
     bool graphs = false;
@@ -67,18 +68,19 @@ class PossibleArrivals {
 
   struct Thresholds {
     // A wait for a round or in a flush is reported after this time. Most rounds end in a few cycles of Horovod, each 1
-    // ms, and other ranks need not hear of so short a wait. If nobody else arrives, the job stands still for this time.
+    // ms, and other ranks need not know of such waits. If the ranks that a round lacks all wait elsewhere, the round
+    // closes only after they have reported this.
     Time waiting = std::chrono::milliseconds(5);
-    // A thread that waits for a collective of Horovod's own for this time is out of training. An ordinary collective
-    // ends sooner. If a collective takes longer, the other ranks wait for this time before they go on without the rank.
+    // A thread that has waited for a collective of Horovod's own for this time is out of training: rounds do not wait
+    // for it. Ordinary collectives end sooner. Until this time has passed, other ranks still wait for the thread.
     Time parked = std::chrono::milliseconds(100);
-    Time silence = std::chrono::seconds(1);  // if nothing happens so long, a process's threads are judged together
+    Time silence = std::chrono::seconds(1);  // if no bucket is used for so long, all threads are judged together
   };
 
   // What this rank knows of collectives of Horovod's own.
   struct Foreign {
     Time since = kNever;  // since when a collective of Horovod's own has been outstanding; kNever if none is
-    bool told = false;    // true if the front end tells which threads wait for or poll collectives of Horovod's own
+    bool told = false;    // true if Python code reports which threads wait for or poll collectives of Horovod's own
   };
 
   // Says to which buckets of a process set this rank cannot contribute at present.
@@ -103,7 +105,7 @@ class PossibleArrivals {
     Time since = kNever;
     const void* engine = nullptr;  // the process set of the bucket or flush, as the address of its engine
     std::string what;              // in words, what is waited for
-    bool ends = false;             // true if it is a wait until all ranks have ended
+    bool ends = false;             // true for a wait until all ranks have ended
   };
   // Returns the longest wait in this process. A wait until all ranks have ended counts only if there is no other wait.
   // Without any wait `since` is kNever.
@@ -128,13 +130,13 @@ class PossibleArrivals {
    private:
     const std::shared_ptr<PossibleArrivals> owner_;
     const std::shared_ptr<Bringer> self_;
-    Time before_ = kNever;  // when this thread's ForeignWait around this one began, or kNever
+    Time before_ = kNever;  // when an outer ForeignWait of this thread began, or kNever
   };
   // Records that the calling thread has polled a collective of Horovod's own. `over`: true if the collective is over.
   void Polled(bool over, Time now);
   // Returns true if some thread waits for a collective of Horovod's own, or has polled one in vain. Then the background
-  // thread must call EndForeignWaits in each cycle, with all collectives of Horovod's own that are outstanding. It ends
-  // the waits for those that are not. Their threads may come at any time, though they may not have run yet.
+  // thread must call EndForeignWaits in each cycle, with all collectives of Horovod's own that are outstanding. A wait
+  // ends when its collectives have ended. From then on its thread may contribute, even if it has not woken up yet.
   bool AwaitsForeign() const;
   void EndForeignWaits(const std::vector<Collective>& outstanding);
 
@@ -153,17 +155,18 @@ class PossibleArrivals {
 
     // Records a contribution. `round` is the number of rounds of the bucket that have ended on this rank.
     void Arrive(const Caller& caller, Round round, Time now);
-    // Open: a contribution now waits for a round to close. Settle: this round has begun. Done: the result is there.
+    // Open records that a contribution waits for its round to close. Settle records that this round has begun. Done
+    // records that the result is there. `round` is the number of rounds of the bucket that have ended on this rank.
     void Open(Time now);
     void Settle();
     void Done(Round round, Time now);
     // Called when a thread begins or ends its wait for the result of this bucket. `collects`: true if the thread takes
-    // the result, so that it becomes a bringer.
+    // the result, and so is expected to contribute next.
     void BeginWait(Time now);
     void EndWait(bool collects, Round round, Time now);
-    // Makes the calling thread a bringer, because it will contribute next, although other threads contributed before.
+    // Records that the calling thread will contribute next, although other threads contributed before.
     void Claim(Round round);
-    // Returns since when a blocked thread or a graph has waited for this bucket, or kNever. Blocked threads and graphs
+    // Returns since when a caller of kind kBlockedThread or kGraph has waited for this bucket, or kNever. Such callers
     // do not call BeginWait.
     Time UnattendedSince() const;
 
@@ -195,7 +198,7 @@ class PossibleArrivals {
     Time free_ = kNever;                // when the last result was collected
     std::array<Time, 8> intervals_{};   // for each of the last rounds: the time from a result to the next contribution
     std::size_t next_interval_ = 0;
-    mutable bool left_out_ = false;  // true if all threads seemed to wait for Horovod, so intervals_ omits this time
+    mutable bool left_out_ = false;  // true if all threads seemed to wait in Horovod, so intervals_ omits this time
   };
 
  private:
@@ -218,7 +221,7 @@ class PossibleArrivals {
   int open_ = 0;                         // the number of buckets with a contribution whose round has not begun
   int waiting_ = 0;                      // the number of bringers that wait
   std::set<std::shared_ptr<Bringer>> parked_;   // the threads that wait in a collective of Horovod's own
-  std::set<std::shared_ptr<Bringer>> pollers_;  // the threads that have polled one in vain
+  std::set<std::shared_ptr<Bringer>> pollers_;  // the threads that have polled such a collective in vain
   Time active_{0};                              // when a thread last contributed, collected a result, or left a flush
 };
 

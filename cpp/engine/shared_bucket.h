@@ -42,7 +42,7 @@ class Calls : private NonCopyable {
 // A bucket that the background thread (hooks and callbacks) shares with the application's threads. No thread may hold
 // the locks of two buckets: when Horovod shuts down, it calls back with the lock of its queue held, so a deadlock would
 // be possible. Under a bucket's lock a thread may take the locks of BucketMap, Flush, PossibleArrivals and Changes.
-// While it holds one of these four, it must not take a bucket's lock.
+// While a thread holds one of these four locks, it must not take a bucket's lock.
 struct SharedBucket {
   SharedBucket(Surroundings& the_surroundings, const std::string& name, BucketConfig bucket_config);
 
@@ -56,27 +56,27 @@ struct SharedBucket {
   std::shared_ptr<Operation> operation;  // the outstanding operation, or null
   Time arrived{0};                       // when the last contribution arrived
   std::shared_ptr<ReadyEvent> awaited;   // not null while a device computes the contribution of `operation`
-  std::shared_ptr<const Owner> owner;    // the object that uses the bucket; null if the bucket never retires
+  std::shared_ptr<const Owner> owner;    // the object that uses the bucket; null if the bucket exists until shutdown
   std::optional<OwnShare> share;         // this rank's micro-batches; only with work sharing, in one bucket of a family
-  Round update = 0;                      // under work sharing: the number of the open update and of closed rounds
+  Round update = 0;                      // under work sharing: the number of the open update (optimizer step)
   int updates = 0;                       // under work sharing: the number of closed rounds that had gradients
   bool wants = false;                    // true if a thread waits to begin a micro-batch
   std::string poison;                    // not empty: the bucket has failed, and every use of it throws this error
   bool flush_round = false;              // true if the running round belongs to a flush
   int draining = 0;                      // the number of waits in which the application takes this bucket's results
   bool in_flush = false;                 // true if the application takes this bucket's results in a flush
-  Round flush_end = kForEver;            // once all rounds of a flush have begun, only rounds below this are taken
+  Round flush_end = kForEver;            // once all rounds of a flush have begun: the first round after the flush
   BucketStatistics statistics;
 
   bool SharesWork() const { return config.spec.policy.rule == Policy::Rule::kWorkSharing; }
   // Under work sharing: returns how many micro-batches of the open update this rank has made.
   int Made() const { return core.state() == Bucket::State::kArrived ? core.arrival().gradients : 0; }
   bool OwnerIsGone() const { return owner != nullptr && owner->gone(); }
-  // Returns true if the bucket has an owner, whose model lacks gradients: what is pending here, or missed results.
+  // Returns true if the bucket has an owner whose model lacks late contributions of this rank or missed results.
   bool Unsettled() const;
   bool Retired() const { return OwnerIsGone() && operation == nullptr; }
-  // Returns what this bucket adds to Surroundings::in_use. That is 1, but 0 if ranks compare replicas in this bucket,
-  // because flushes do not wait for such a bucket.
+  // Returns what this bucket adds to Surroundings::in_use. That is 1, but 0 if ranks compare their models in this
+  // bucket, because flushes do not wait for such a bucket.
   int Counts() const { return IsOfFlushes(core.name()) ? 0 : 1; }
   recording::BucketLabel label() const {
     return {surroundings.process_set, core.name(), config.spec.policy.description, core.bytes()};
@@ -90,9 +90,9 @@ struct SharedBucket {
 
   // Makes this rank arrive with the outstanding operation. May throw, because a late contribution needs memory.
   void Arrive(Calls& calls);
-  // Called when this rank has joined before its first arrival at this bucket, and other ranks have had a round of it.
-  // The rank arrives without a gradient. The arrival counts when the join is over, so that a flush waits for this rank
-  // too.
+  // Called when other ranks have had a round of this bucket while this rank was in hvd.join(), before its first
+  // arrival. This rank arrives without a gradient. The arrival counts when the join is over, so that a flush waits for
+  // this rank too.
   void ArriveWhileJoined(Calls& calls);
   // Calls Arrive on the background thread. If Arrive throws, the bucket fails, and this function does not throw.
   void ArriveOrFail(Calls& calls);
@@ -103,7 +103,7 @@ struct SharedBucket {
   void EndRound(Calls& calls);
   // Forgets the rounds and the statistics of the bucket, which then begins again with round 0.
   void Reset();
-  // Makes every later use of the bucket fail. Keeps the pending sum: nobody knows whether it was delivered.
+  // Makes every later use of the bucket fail. Keeps late contributions: nobody knows whether they were delivered.
   void Fail(const std::string& error, Calls& calls);
   // Makes every later use of the bucket fail, and throws the error, on the application's thread.
   [[noreturn]] void FailAndThrow(const std::exception& error, Calls& calls);

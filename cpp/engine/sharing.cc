@@ -30,7 +30,7 @@ std::optional<std::pair<int, int>> WorkSharing::Take(const Buckets& family, bool
     if (!bucket->poison.empty()) throw EngineError(bucket->poison);
     if (bucket->core.taken() != update || bucket->awaited != nullptr) return std::nullopt;
   }
-  // The update may have closed since its number was read. Then this rank must take its results before it begins more.
+  // The update may have closed since its number was read. Then this rank must take results before it may begin more.
   std::lock_guard<std::mutex> lock(keeper.mutex);
   if (leaving_ > 0 || has_left_ || keeper.update != update || !keeper.share->MayBegin()) return std::nullopt;
   const std::pair<int, int> next(keeper.share->next(), keeper.updates);
@@ -49,7 +49,7 @@ std::optional<std::pair<int, int>> WorkSharing::Next(const Family& names, bool b
     throw std::invalid_argument("no micro-batch can begin before its buckets have been declared");
   }
   SharedBucket& keeper = *family.front();
-  const Draining draining(family);  // lets reports say that the caller takes rounds while it waits
+  const Draining draining(family);  // reports now tell other ranks that the caller takes rounds while it waits
   Time start{0};
   const auto tell = [&](bool wants) {
     std::lock_guard<std::mutex> lock(keeper.mutex);

@@ -1,4 +1,4 @@
-// Work sharing on one rank: which micro-batches it may begin (docs/protocol.md, rule 17).
+// Work sharing: which micro-batches of an update (an optimizer step) this rank may begin (docs/protocol.md, rule 17).
 #pragma once
 
 #include <atomic>
@@ -20,15 +20,15 @@ class WorkSharing {
       : surroundings_(surroundings), buckets_(buckets), families_(families) {}
 
   // --- Functions that the application's threads call:
-  // Blocks until this rank may begin a micro-batch of the open update (a step of work sharing). Returns the numbers of
-  // the micro-batch and the update. Returns nothing if a round must be taken first, or if `is_due` returns true. With
+  // Blocks until this rank may begin a micro-batch of the open update (an optimizer step). Returns the numbers of the
+  // micro-batch and the update. Returns nothing if a result must be taken first, or if `is_due` returns true. With
   // `begins` the micro-batch counts as begun. The first bucket in `names` keeps the list of this rank's micro-batches.
   // Throws EngineError.
   std::optional<std::pair<int, int>> Next(const Family& names, bool begins, const IsDue& is_due = nullptr);
-  // Gives back the micro-batch that this rank has begun last, because it will make no gradient.
+  // Gives back the micro-batch that this rank has begun last, because the rank will compute no gradient of it.
   void Return(const std::string& bucket);
 
-  // While an object of this class lives, this rank begins no micro-batch, because a thread ends, flushes or joins.
+  // While an object of this class lives, this rank begins no micro-batch: a thread has ended, or flushes or joins.
   class Leaving : private NonCopyable {
    public:
     explicit Leaving(WorkSharing& sharing) : sharing_(sharing) { Add(1); }
@@ -47,7 +47,7 @@ class WorkSharing {
   // Returns true if a thread ends, flushes or joins, and no micro-batch is in progress. The report then says that
   // this rank begins no micro-batch.
   bool ReportLeaves();
-  // Hears from the coordinator which micro-batches this rank may begin. These may be fewer than before.
+  // Takes the coordinator's decision which micro-batches this rank may begin. It may allow fewer than the one before.
   void Hear(const std::vector<Grants>& grants);
 
  private:

@@ -3,7 +3,7 @@
 namespace horovod_partial {
 namespace {
 
-// How many owners of buckets in this process are gone. In a header, this would be one counter for each shared library.
+// How many owners of buckets in this process are gone. A counter in a header would exist once in each shared library.
 std::atomic<std::uint64_t> departures{0};
 
 }  // namespace

@@ -26,8 +26,8 @@ struct EngineError : std::runtime_error {
 // Tells whether a waiting thread has something else to do. Called any number of times, while no bucket's lock is held.
 using IsDue = std::function<bool()>;
 
-// How long a waiting thread sleeps before it looks again. So it does not hang if a wake-up is lost. With `is_due` the
-// thread looks each millisecond, like Horovod's own waits, because something else may become due.
+// How long a waiting thread sleeps before it checks its condition again, so that it does not hang if a wake-up is lost.
+// With `is_due` it checks each millisecond, like Horovod's own waits, because something else may become due.
 inline std::chrono::milliseconds PatienceOf(const IsDue& is_due) { return std::chrono::milliseconds(is_due ? 1 : 100); }
 
 // The time by the monotonic clock, for all waits, reports and records.
@@ -84,8 +84,8 @@ struct Surroundings {
   [[noreturn]] void ThrowShutDown() const;
 };
 
-// The Python object for which a bucket exists on this rank, such as an optimizer. When it is gone, its buckets retire
-// (docs/protocol.md, rule 11).
+// The Python object for which a bucket exists on this rank, such as an optimizer. When the object is destroyed, this
+// rank reports that it does not use its buckets any more (docs/protocol.md, rule 11).
 class Owner {
  public:
   // A garbage collector may call Leave on any thread, under any lock. So Leave takes no lock and allocates no memory.

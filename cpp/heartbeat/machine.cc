@@ -17,7 +17,7 @@ namespace {
 // The numbers of the system calls pidfd_send_signal and pidfd_open, which older headers lack.
 constexpr long kPidfdSendSignal = 424, kPidfdOpen = 434;
 
-// Returns the number after a word in a file, or -1. The files of /proc and of cgroups have such pairs.
+// Returns the number after `word` in a file of /proc or of a cgroup, or -1. Reads only lines that begin with `line`.
 double NumberAfter(const std::string& path, const std::string& word, const std::string& line = "") {
   std::ifstream file(path);
   for (std::string read; std::getline(file, read);) {
@@ -52,7 +52,7 @@ std::string FileOfCgroup() {
   return "";
 }
 
-// Returns the processor time that the hypervisor has given to others, in seconds, or -1.
+// Returns how many seconds of processor time the hypervisor has given to other virtual machines, or -1.
 double Stolen() {
   std::ifstream file("/proc/stat");
   std::string name;
@@ -89,7 +89,7 @@ Machine::Counters Machine::Read() const {
 }
 
 MachineSigns Machine::Look() {
-  if (!last_) cgroup_ = FileOfCgroup();  // not before, because most jobs are not watched
+  if (!last_) cgroup_ = FileOfCgroup();  // not in the constructor, because most jobs do not watch their steps
   const Counters now = Read();
   MachineSigns signs;
   if (last_ && now.now > last_->now) {

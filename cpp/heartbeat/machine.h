@@ -1,4 +1,4 @@
-// What the machine does to this process, as far as Linux tells it, and other processes of the machine.
+// How much processor time this process gets, as far as Linux reports it, and how to kill another process of this host.
 #pragma once
 
 #include <sys/types.h>
@@ -11,22 +11,21 @@
 
 namespace horovod_partial::heartbeat {
 
-// Used by one thread.
+// Measures what may slow this process down. Used by one thread.
 class Machine {
  public:
-  // Returns the signs since the last call. The first call returns unknown ones.
+  // Returns measurements of the time since the last call. The first call returns unknown values.
   MachineSigns Look();
 
  private:
-  // Times since the start of the machine or of the process, in seconds, and counts. Below 0 if Linux does not tell
-  // them.
+  // Times since the start of the machine or the process, in seconds, and counts. Below 0 if Linux does not report them.
   struct Counters {
     double now = 0;
     double used = -1;       // processor time of this process
-    double stolen = -1;     // processor time that the hypervisor gave to others, over all processors
+    double stolen = -1;     // processor time that the hypervisor gave to other virtual machines, over all processors
     double processors = 1;  // the number of processors of the machine
     double periods = -1;    // the number of scheduling periods of this process's cgroup
-    double throttled = -1;  // the number of those in which it was throttled
+    double throttled = -1;  // the number of these periods in which the cgroup was throttled
     double waited = -1;     // how long some process of the machine has waited for a processor
   };
   Counters Read() const;

@@ -53,7 +53,7 @@ std::optional<Watch> WatchFor(Seconds limit, milliseconds interval) {
   return Watch(CountOf(limit, interval));
 }
 
-// Returns the heartbeat that tells a rank's steps, or nothing while steps are not watched.
+// Returns the heartbeat that reports a rank's training steps, or nothing while steps are not watched.
 std::optional<Beat> BeatWithSteps(const Activity& activity, const Calls& calls, Machine& machine) {
   auto steps = calls.steps();
   if (!steps) return std::nullopt;
@@ -347,7 +347,7 @@ std::optional<Connection> Reach(const std::string& address, std::uint16_t port, 
   return connection;
 }
 
-// Returns a flag. Once the flag is set, `calls.look` says that this rank has come to its end, whatever it does.
+// Returns a flag. Once the flag is set, `calls.look` says that this rank has come to its end, whatever the rank does.
 std::shared_ptr<std::atomic<bool>> LetRest(Calls& calls) {
   auto rests = std::make_shared<std::atomic<bool>>(false);
   calls.look = [rests, look = std::move(calls.look)] {
@@ -388,12 +388,12 @@ Monitor::Monitor(std::shared_ptr<Watch> watch, std::string endpoint, Flag rests)
       watch_(std::move(watch)) {
   if (!stop_file_.is_open()) throw std::system_error(errno, std::generic_category(), "eventfd");
   // If the process ends without stopping the monitor's thread, the thread still runs while static objects are
-  // destroyed. So it shares the ownership of the watch.
+  // destroyed. So the thread shares the ownership of `watch_`.
   thread_ = std::make_unique<std::thread>([watch = watch_, stop = stop_file_.number()] { watch->Run(stop); });
 }
 
 Monitor::~Monitor() {
-  // A forked process does not have the monitor's thread, and another thread may have its id. So it joins no thread.
+  // A forked process does not have the monitor's thread, and another thread may have its id. So no thread is joined.
   if (getpid() != process_) {
     static_cast<void>(thread_.release());
     return;

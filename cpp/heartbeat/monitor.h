@@ -33,30 +33,30 @@ struct Limits {
 struct Calls {
   // Called once, when a rank gives no heartbeat for too long. Rank 0 tells the other ranks before it calls this.
   std::function<void(Rank missing)> missing;
-  // Returns what this rank does.
+  // Returns what this rank does: it computes, waits for other ranks, or has ended.
   std::function<Look()> look;
-  // Returns what this rank's steps were since the last call, or nothing while steps are not watched.
+  // Returns a report of this rank's training steps since the last call, or nothing while steps are not watched.
   std::function<std::optional<StepReport>()> steps = [] { return std::nullopt; };
   // Called on rank 0 just before it logs that a wait has lasted too long.
   std::function<void()> explains = [] {};
-  // Called when a wait has lasted too long, or is over. Logs `text` unless it is empty. Then, unless `doing` is empty,
-  // logs `doing`, which says what this rank does, and the stacks of all its threads.
+  // Called when something must be logged: a wait has lasted too long or is over, or a rank is slow. Logs `text` unless
+  // it is empty. Then, unless `doing` is empty, logs `doing` (what this rank does) and the stacks of all its threads.
   std::function<void(const std::string& text, const std::string& doing)> tell;
 };
 
-// The monitor of one rank. Its thread sends ten heartbeats within the shorter of its two limits, and receives
-// heartbeats. Rank 0 hears from all other ranks what they do. It tells them which rank has given no heartbeat for too
-// long, and when to write their stacks. The other ranks hear from rank 0 only. Nobody expects heartbeats of a rank
-// that has ended or has stopped its monitor. If steps are watched, each rank sends its steps once a second, and rank 0
-// logs which ranks are slow.
+// The monitor of one rank. Its thread sends ten heartbeats in the time of Limits::abort or Limits::stall, whichever is
+// shorter, and receives heartbeats. All ranks but rank 0 exchange heartbeats with rank 0 only, and tell it what they
+// do. Rank 0 tells the others which rank has given no heartbeat for too long, and when they must write their stacks. A
+// rank that has ended or has stopped its monitor need not give heartbeats. If steps are watched, each rank reports how
+// long its steps took, at least once a second, and rank 0 logs which ranks are slow.
 //
-// The monitor's thread never waits for the application or the interpreter. Only this thread uses the sockets. The
-// application stops it by a file that wakes it. A forked process has no such thread, and its monitor does nothing.
+// The monitor's thread never waits for the application or the interpreter. Only this thread uses the sockets. To stop
+// it, the destructor writes to `stop_file_`. A forked process has no such thread, and its monitor does nothing.
 class Monitor : private NonCopyable {
  public:
-  // Makes the monitor of rank 0. Throws std::system_error if it cannot listen.
+  // Makes the monitor of rank 0. Throws std::system_error if rank 0 cannot listen on a port.
   static std::unique_ptr<Monitor> Listen(int size, const Limits& limits, Calls calls);
-  // Makes the monitor of another rank. `endpoint` is the text from the monitor of rank 0. Throws std::runtime_error if
+  // Makes the monitor of another rank. `endpoint` is what endpoint() returns on rank 0. Throws std::runtime_error if
   // rank 0 does not answer at any address in it.
   static std::unique_ptr<Monitor> Join(Rank rank, const Limits& limits, const std::string& endpoint, Calls calls);
   ~Monitor();

@@ -139,7 +139,7 @@ Connection::Received Connection::Receive() const {
   const ssize_t count = recv(number(), received.bytes.data(), received.bytes.size(), MSG_DONTWAIT);
   received.bytes.resize(count < 0 ? 0 : static_cast<std::size_t>(count));
   if (count > 0 || (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) return received;
-  // A process that ends before it has read everything resets its connections. So a reset means that it has ended.
+  // A process that ends before it has read everything resets its connections. So a reset means that the process ended.
   const bool ended = count == 0 || errno == ECONNRESET || errno == EPIPE;
   received.state = ended ? Received::State::kEnded : Received::State::kLost;
   return received;

@@ -26,7 +26,7 @@ class File {
   int number_;
 };
 
-// A connection. A message that cannot be sent at once is dropped as a whole, because another heartbeat follows anyway.
+// A connection. It drops a message that it cannot begin to send at once, because another heartbeat follows anyway.
 class Connection {
  public:
   explicit Connection(File file);
@@ -56,7 +56,7 @@ class Connection {
   std::string unsent_;  // the rest of a message whose beginning was sent
 };
 
-// Listens on a port of its own on all addresses of this host.
+// Listens on a port that the system chooses, on all addresses of this host.
 class Listener {
  public:
   // Throws std::system_error if it cannot listen.
@@ -72,8 +72,7 @@ class Listener {
   std::uint16_t port_;
 };
 
-// Returns the addresses of this host as text: first those at which other hosts may reach it, then its loopback
-// addresses.
+// Returns the addresses of this host as text: first those that other hosts may reach, then its loopback addresses.
 std::vector<std::string> OwnAddresses();
 
 // Connects to `port` at `address`. Returns nothing if no connection is made in time.

@@ -16,7 +16,7 @@ std::string& Path() {
   return *path;
 }
 
-// Why tensors on GPUs are refused. The application's threads set it, and TensorFlow's threads read it.
+// Why tensors on GPUs are refused. The application's threads set the text, and TensorFlow's threads read it.
 struct Refusal {
   std::mutex mutex;  // guards `text`
   std::string text;

@@ -34,7 +34,7 @@ inline constexpr bool kHasGpuKernels = false;
 // Returns what `body` returns, or a status for the exception that it throws.
 absl::Status AsStatus(const std::function<absl::Status()>& body);
 
-// Returns the path of TensorFlow's Horovod library. Python sets it once, when it loads the operations.
+// Returns the path of TensorFlow's Horovod library. Python sets the path once, when it loads the operations.
 const std::string& LibraryPath();
 
 // Returns why tensors on GPUs are refused, or an empty text if they are accepted.

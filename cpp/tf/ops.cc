@@ -63,7 +63,7 @@ REGISTER_OP("HorovodPartialMemory")
 Tensors of one bucket, side by side as they travel; what is in them is undefined.
 )doc");
 
-// HorovodPartialTakeRound has its buckets as inputs. So it runs after a step's arrivals, and before the next step's.
+// HorovodPartialTakeRound has the buckets as inputs. So it runs after its step's arrivals and before the next step's.
 REGISTER_OP("HorovodPartialTakeRound")
     .Attr("N: int >= 1")
     .Attr("buckets: list(string)")

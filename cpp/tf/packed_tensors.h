@@ -18,7 +18,7 @@ namespace horovod_partial::tf {
 // Returns the address of a tensor's elements. It is never null, even if the tensor has no elements.
 void* Address(const tensorflow::Tensor& tensor);
 
-// Makes a part of a packed tensor an output with this shape. The part begins at element `begin`.
+// Makes a part of a packed tensor the kernel's output of index `output`, in this shape. The part begins at `begin`.
 absl::Status SetView(tensorflow::OpKernelContext* context, int output, const tensorflow::Tensor& packed,
                      std::int64_t begin, const tensorflow::TensorShape& shape);
 
@@ -38,8 +38,8 @@ class PackedTensors {
 
   // --- Functions that may be called only when all tensors are in the message
   std::vector<std::int64_t> shape() const;
-  // Returns the text of a policy with the shapes of the tensors. The ranks compare it, because tensors of other shapes
-  // may have the same total size.
+  // Returns the text of a policy with the shapes of the tensors. The ranks compare this text, because tensors of other
+  // shapes may have the same total size.
   std::string Describe(const std::string& policy) const;
   void* source() const;
   void* target() const;

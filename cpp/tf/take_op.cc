@@ -1,4 +1,4 @@
-// Kernels that take rounds of families. They take a round once it has ended in all buckets. No kernel waits for rounds.
+// Kernels that take the result of a round once it has ended in all buckets of an optimizer. No kernel waits for rounds.
 #include <tensorflow/core/framework/op_kernel.h>
 
 #include <cstdint>

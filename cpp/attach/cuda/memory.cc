@@ -44,8 +44,8 @@ CUcontext RetainContext(int device) {
 }
 
 // While a guard lives, this thread works on the guard's device: the context of the device is on top of the thread's
-// stack of contexts. cudaSetDevice is not used: to give a thread without a context its old state back, it would have to
-// set device 0, and so would make a context on device 0. A context takes half a gigabyte of the GPU in each process.
+// stack of contexts. cudaSetDevice is not used: a thread without a context could get its old state back only by
+// cudaSetDevice(0), which makes a context on device 0. A context takes half a gigabyte of the GPU in each process.
 //
 // While the application captures a CUDA graph, CUDA refuses calls of any thread if they might belong to the graph. Our
 // calls never do, and the capture mode `relaxed` says so. Without it CudaReadyEvent::Ready would wrongly return true.
