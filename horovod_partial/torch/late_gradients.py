@@ -74,13 +74,12 @@ class StepState(NamedTuple):
         return StepState(Phase.AHEAD, has_result=False, is_watched=True, misses_more=True)
 
     def applying(self, *, changed: bool) -> StepState:
-        """A step begins to apply the result. Raises RuntimeError if the program has `changed` a result that it must not."""
+        """A step begins to apply the result. Raises RuntimeError if the program has `changed` a result that it must not.
+
+        If the step fails later, the program may change the gradients, or leave them out.
+        """
         if changed and self.misses_more:
             raise RuntimeError(CHANGED_BY_HAND)
-        return self.unwatched()
-
-    def unwatched(self) -> StepState:
-        """A step has begun. If this step fails, the program may change the gradients, or leave them out."""
         phase = Phase.SHOWN if self.phase is Phase.AHEAD else self.phase
         return StepState(phase, self.has_result)
 
@@ -254,7 +253,7 @@ class LateGradients(RoundApplier):
             self._expect_gradients()
         changed = self._shown.was_changed(self.buckets)
         self._is_by_hand |= changed
-        before, self._state = self._state, self._state.unwatched()
+        before, self._state = self._state, self._state.applying(changed=False)
         self._state = before.applying(changed=changed)
         self._set.family.disturb(self._ahead.become_the_model())
         if self._state.has_result or not self._set.travels:
