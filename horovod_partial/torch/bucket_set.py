@@ -63,7 +63,7 @@ class BucketSet:
         self._merging_options = merging
         self._shares_work = shares_work
         self._tenure = Tenure(runtime)  # the generation of Horovod that the buckets belong to
-        self._hooks: list[Any] = []
+        self.hooks: list[Any] = []  # the gradient hooks of parameters; not emptied when the hooks are removed
         self._use({str(index): members for index, members in enumerate(self._planned)})
         self._name = Name(self.process_set, [[names[p] for p in members] for members in self._planned])
         self.travels = bool(parameters) and self.process_set.included() and not runtime.is_alone(self.process_set)
@@ -143,21 +143,8 @@ class BucketSet:
                     found.gradient(parameter)
 
         for parameter in self.bucket_of:
-            self.keep(parameter.register_post_accumulate_grad_hook(gradient_is_there))  # type: ignore[no-untyped-call]
-        weakref.finalize(taker, _remove, self._hooks)
-
-    @property
-    def has_hooks(self) -> bool:
-        """Whether hooks were ever registered. Stays True after `remove_hooks`."""
-        return bool(self._hooks)
-
-    def keep(self, hook: Any) -> None:
-        """Keep a hook until the hooks of this object are removed."""
-        self._hooks.append(hook)
-
-    def remove_hooks(self) -> None:
-        """Take no more gradients of later backward passes."""
-        _remove(self._hooks)
+            self.hooks.append(parameter.register_post_accumulate_grad_hook(gradient_is_there))  # type: ignore[no-untyped-call]
+        weakref.finalize(taker, remove_hooks, self.hooks)
 
     def check_layers(self, optimizer: Any) -> None:
         """Note frozen parameters. Raises RuntimeError if a parameter in no bucket needs gradients now."""
@@ -220,6 +207,7 @@ class BucketSet:
             self.family.clear()
 
 
-def _remove(hooks: list[Any]) -> None:
+def remove_hooks(hooks: list[Any]) -> None:
+    """Take no more gradients of later backward passes."""
     for hook in hooks:
         hook.remove()

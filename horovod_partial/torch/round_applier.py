@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from horovod_partial.runtime.appliers import NO_THREAD, this_thread
-from horovod_partial.torch.bucket_set import BucketSet
+from horovod_partial.torch.bucket_set import BucketSet, remove_hooks
 from horovod_partial.torch.buckets import GradientBucket, GradientFamily
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.replica import ReplicaState
@@ -140,7 +140,7 @@ class RoundApplier(Exchange, ABC):
                 parameter.grad = gradient
 
     def stop_reducing(self) -> None:
-        self._set.remove_hooks()
+        remove_hooks(self._set.hooks)
 
     def succeed(self, before: Exchange) -> None:
         assert isinstance(before, RoundApplier)
@@ -168,7 +168,7 @@ class RoundApplier(Exchange, ABC):
     def flush_optimizer(self, optimizer: Any) -> None:
         if self.is_under_way:
             raise AssertionError("optimizer.flush() was called after loss.backward() but before optimizer.step().")
-        if self._set.has_hooks:
+        if self._set.hooks:
             self.thread = this_thread()
             runtime.flush(self.process_set.process_set_id)
         self._flushed_at = self._local_steps

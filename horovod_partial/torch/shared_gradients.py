@@ -49,7 +49,7 @@ class SharedGradients(RoundApplier):
         buckets.register_hooks(self)
         for parameter in buckets.bucket_of:
             # A hook of the tensor runs before backward adds to its `grad`.
-            buckets.keep(parameter.register_hook(functools.partial(_clear_result, parameter)))  # type: ignore[no-untyped-call]
+            buckets.hooks.append(parameter.register_hook(functools.partial(_clear_result, parameter)))  # type: ignore[no-untyped-call]
         if self.work.is_alone:
             self.unscales = grad_scaler is not None and grad_scaler.is_enabled()
         else:
