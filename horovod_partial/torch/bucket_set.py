@@ -121,12 +121,6 @@ class BucketSet:
         """Whether the buckets belong to the present generation of Horovod."""
         return self._tenure.is_current
 
-    @property
-    def declared(self) -> GradientFamily | None:
-        """The buckets if they were named in this generation of Horovod, and their process set exists; else None."""
-        is_there = self.is_current and self.process_set.process_set_id is not None
-        return self.family if is_there and self.buckets else None
-
     def register_hooks(self, taker: Any) -> None:
         """Call `taker.gradient(parameter)` for each gradient that backward makes from now on, one at a time.
 
@@ -171,7 +165,8 @@ class BucketSet:
 
     def show(self) -> None:
         """Let each `grad` be what its bucket holds; None for frozen parameters."""
-        self.family.show(self.frozen)
+        for bucket in self.buckets:
+            bucket.show(self.frozen)
 
     @property
     def trained(self) -> list[torch.nn.Parameter]:

@@ -179,11 +179,6 @@ class GradientBucket:
         self.handle = None
         self.reset()
 
-    def collect(self, process_set: int) -> None:
-        """Copy missed results from the core to `wire`, without an arrival. Sets `empty` if no gradient was missed."""
-        handle = runtime.core.collect(process_set, self.name, self.wire_address())
-        self.empty = handle is None or handle.info().empty
-
     def wire_address(self) -> int:
         """Return the address of the tensor that travels, once the core may write to it."""
         if self.wire.is_cuda:  # wait for queued CUDA kernels that use the tensor: this package's C++ code does not
@@ -237,16 +232,6 @@ class GradientFamily(_attach.Family):
         return not handle.info().late
 
     @property
-    def have_arrived(self) -> bool:
-        """Whether this step's gradients have arrived in all buckets."""
-        return all(bucket.handle is not None for bucket in self.buckets)
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether some gradients of this step are in a bucket, or have arrived."""
-        return any(bucket.handle is not None or bucket.is_begun for bucket in self.buckets)
-
-    @property
     def is_under_way(self) -> bool:
         """Whether Horovod may still read and write the tensor of a bucket."""
         return any(bucket.is_under_way for bucket in self.buckets)
@@ -258,11 +243,6 @@ class GradientFamily(_attach.Family):
             bucket.handle = None
             bucket.reset()
         return unchanged
-
-    @property
-    def had_late(self) -> bool:
-        """Whether this rank was late for a round of the last `wait`, or the round had a late gradient of another rank."""
-        return any(bucket.had_late for bucket in self.buckets)
 
     def take_into_buckets(self) -> int:
         """Take the oldest untaken round, and write its results into the buckets. Returns its number of gradients.
@@ -289,18 +269,9 @@ class GradientFamily(_attach.Family):
     def collect(self) -> bool:
         """Write missed results into the buckets, without an arrival. Returns whether there were any."""
         for bucket in self.buckets:
-            bucket.collect(self.process_set.process_set_id)
+            handle = runtime.core.collect(self.process_set.process_set_id, bucket.name, bucket.wire_address())
+            bucket.empty = handle is None or handle.info().empty
         return self.take_results()
-
-    def show(self, frozen: Collection[torch.nn.Parameter]) -> None:
-        """Let each parameter's `grad` be its part of a round's result; None for the parameters in `frozen`."""
-        for bucket in self.buckets:
-            bucket.show(frozen)
-
-    def reset(self) -> None:
-        """Expect the gradients of the next step, and forget gradients of this step that have not arrived."""
-        for bucket in self.buckets:
-            bucket.reset()
 
     def abandon(self) -> None:
         """Forget arrivals that have failed, and arrivals that will fail because Horovod shuts down."""

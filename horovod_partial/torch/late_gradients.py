@@ -271,7 +271,7 @@ class LateGradients(RoundApplier):
         before, self._state = self._state, self._state._replace(has_result=False, is_watched=False)
         self._shown.forget()
         self._is_by_hand |= before.leaves_out
-        self._state = before.left_out(had_late=before.leaves_out and self._set.family.had_late)
+        self._state = before.left_out(had_late=any(bucket.had_late for bucket in self.buckets))
 
     def before_zero_grad(self) -> None:
         if any(bucket.handle is not None for bucket in self.buckets):
@@ -285,7 +285,8 @@ class LateGradients(RoundApplier):
     def _restart(self) -> None:
         self._state = StepState()
         self._shown.forget()
-        self._set.family.reset()
+        for bucket in self.buckets:
+            bucket.reset()
         self._expect_gradients()
 
     def _expect_gradients(self) -> None:
@@ -325,7 +326,7 @@ class LateGradients(RoundApplier):
     @property
     def is_under_way(self) -> bool:
         """Whether gradients of a backward pass, or the result of a round, wait for a step."""
-        return self._state.waits_for_step or self._set.family.is_begun
+        return self._state.waits_for_step or any(b.handle is not None or b.is_begun for b in self.buckets)
 
     def declare(self) -> None:
         if not self._set.is_current:
@@ -365,7 +366,7 @@ class LateGradients(RoundApplier):
     @property
     def _has_arrived(self) -> bool:
         """Whether this step's gradients have arrived in all buckets; always False for merged gradients."""
-        return self._set.merging is None and self._set.family.have_arrived
+        return self._set.merging is None and all(bucket.handle is not None for bucket in self.buckets)
 
     def apply_ahead(self) -> None:
         """Apply to a copy of the model all rounds that this rank can take. The next step or flush uses the copy.

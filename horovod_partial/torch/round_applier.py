@@ -66,7 +66,9 @@ class RoundApplier(Exchange, ABC):
 
     @property
     def family(self) -> GradientFamily | None:
-        return self._set.declared
+        """The buckets if they were named in this generation of Horovod, and their process set exists; else None."""
+        is_there = self._set.is_current and self.process_set.process_set_id is not None
+        return self._set.family if is_there and self.buckets else None
 
     @property
     def replica(self) -> ReplicaState | None:
