@@ -188,11 +188,7 @@ class BucketSet:
         if self.merging is None or not self.merging.is_due():
             return
         collectives = Collectives(self.process_set, self.family.reduce_probe, self.buckets[0].flat.device)
-        if not self.merging.everybody_is_here(collectives):
-            self.merging.postpone()
-            return
-        flush()
-        if self.merging.replan(collectives):
+        if self.merging.replan(collectives, flush):
             self._use(self.merging.buckets)
 
     def forget(self) -> None:
