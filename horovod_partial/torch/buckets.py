@@ -280,16 +280,8 @@ class GradientFamily(_attach.Family):
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    if tensor.numel() == 0:
-        return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+    # `empty_like` keeps the strides of a tensor only if that neither overlaps nor has gaps.
+    return tensor.numel() == 0 or torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
 def kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.device]:
