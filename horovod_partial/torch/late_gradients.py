@@ -12,11 +12,9 @@ import torch
 from horovod_partial.merging import MergingPlan
 from horovod_partial.runtime.appliers import this_thread
 from horovod_partial.torch.ahead import ParametersAhead
-from horovod_partial.torch.bucket_set import BucketSet
 from horovod_partial.torch.buckets import GradientBucket
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.round_applier import RoundApplier
-from horovod_partial.torch.round_steps import RoundSteps
 from horovod_partial.torch.shown_result import ShownResult
 
 
@@ -108,14 +106,7 @@ class LateGradients(RoundApplier):
 
     shares_work = False
 
-    def __init__(
-        self,
-        buckets: BucketSet,
-        round_steps: RoundSteps,
-        grad_scaler: torch.amp.GradScaler | None,
-        passes: int,
-    ) -> None:
-        super().__init__(buckets, round_steps, grad_scaler, passes)
+    def _start(self) -> None:
         self._state = StepState()
         self._shown = ShownResult()
         self._is_by_hand = False  # whether the program has changed a round's result by hand, or has left one out
@@ -124,10 +115,10 @@ class LateGradients(RoundApplier):
         # that they contain. None if there is no such round.
         self._left: tuple[list[torch.Tensor], float] | None = None
         self._has_told = False  # whether `gradient` has raised the error about too many backward passes
-        self._replays = buckets.options.replays
-        self._passes_left = dict.fromkeys(buckets.bucket_of, passes)
-        if buckets.travels:
-            buckets.register_hooks(self)
+        self._replays = self._set.options.replays
+        self._passes_left = dict.fromkeys(self._set.bucket_of, self._passes)
+        if self._set.travels:
+            self._set.register_hooks(self)
             if self._replays:
                 runtime.take_part_in_flushes(self)
                 runtime.take_rounds_in_waits(self)

@@ -20,7 +20,7 @@ from horovod_partial.exchange import models
 from horovod_partial.exchange.wp_sgd import average_converges, average_is_useful
 from horovod_partial.policies import ModelPolicy, WeightedAverage
 from horovod_partial.runtime import bucket_config
-from horovod_partial.runtime.appliers import NO_THREAD, this_thread
+from horovod_partial.runtime.appliers import this_thread
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.torch.model_buckets import ModelBucket, averaged_tensors
 from horovod_partial.torch.model_operations import arrive, signal
@@ -92,9 +92,6 @@ class ModelExchange(models.ModelExchange, Exchange):
         # Checksums of the parameters whose average runs beside the program's work; None while no such average is under way.
         self._checksums: torch.Tensor | None = None
         self._forward_hook: Any = None
-        self._local_steps = 0
-        self._flushed_at = 0  # how many steps this rank had taken at the last flush
-        self.thread = NO_THREAD  # the thread that took the last step
 
     def _enter(self) -> None:
         if self._tenure.enter():

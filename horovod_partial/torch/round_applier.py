@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from horovod_partial.runtime.appliers import NO_THREAD, this_thread
+from horovod_partial.runtime.appliers import this_thread
 from horovod_partial.torch.bucket_set import BucketSet, remove_hooks
 from horovod_partial.torch.buckets import GradientBucket, GradientFamily
 from horovod_partial.torch.operations import runtime
@@ -39,7 +39,6 @@ class RoundApplier(Exchange, ABC):
         self.process_set = buckets.process_set
         self.round_steps = round_steps
         self.overflows: list[bool] = []
-        self.thread = NO_THREAD  # the thread that took the last step
         self.unscales = buckets.options.unscaled
         self.is_applying = False  # whether a round is being applied or waited for; if so, none is applied ahead
         self._set = buckets
@@ -48,9 +47,12 @@ class RoundApplier(Exchange, ABC):
         self._passes = passes
         self._steps_in_round = 1.0  # how many steps per rank, on average, the result of the newest round contains
         self._came_from: int | None = None  # the rank that has broadcast all parameters since the last round, if any
-        self._local_steps = 0
-        self._flushed_at = 0  # how many steps this rank had taken at the last flush
         self._has_warned = False  # whether the warning about `state_dict` without a flush was given
+        self._start()
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Make what the subclass needs, and take gradients and rounds from now on. The constructor ends with this call."""
 
     def belong_to(self, optimizer: Any) -> None:
         self._wrapped = weakref.ref(optimizer)

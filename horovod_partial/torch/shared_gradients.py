@@ -12,12 +12,10 @@ import torch
 
 from horovod_partial.exchange.work_sharing import SharedWork
 from horovod_partial.runtime.appliers import Thread, this_thread
-from horovod_partial.torch.bucket_set import BucketSet
 from horovod_partial.torch.buckets import GradientFamily
 from horovod_partial.torch.micro_batch_bucket import MicroBatchBucket
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.round_applier import RoundApplier
-from horovod_partial.torch.round_steps import RoundSteps
 from horovod_partial.torch.wrapping import Exchange
 
 
@@ -30,28 +28,21 @@ class SharedGradients(RoundApplier):
 
     buckets: list[MicroBatchBucket]
 
-    def __init__(
-        self,
-        buckets: BucketSet,
-        round_steps: RoundSteps,
-        grad_scaler: torch.amp.GradScaler | None,
-        passes: int,
-    ) -> None:
-        self.work = SharedWork(runtime, buckets.process_set, passes, self)
-        self.work.is_alone = not buckets.travels
-        super().__init__(buckets, round_steps, grad_scaler, passes)
+    def _start(self) -> None:
+        self.work = SharedWork(runtime, self.process_set, self._passes, self)
+        self.work.is_alone = not self._set.travels
         self.updated = 0
         self._applied = 0  # how many updates have been applied
         self._told = 0  # how many updates had been applied at the end of the last step
         self._scale = 1.0
         if not self.process_set.included():
             return
-        buckets.register_hooks(self)
-        for parameter in buckets.bucket_of:
+        self._set.register_hooks(self)
+        for parameter in self._set.bucket_of:
             # A hook of the tensor runs before backward adds to its `grad`.
-            buckets.hooks.append(parameter.register_hook(functools.partial(_clear_result, parameter)))  # type: ignore[no-untyped-call]
+            self._set.hooks.append(parameter.register_hook(functools.partial(_clear_result, parameter)))  # type: ignore[no-untyped-call]
         if self.work.is_alone:
-            self.unscales = grad_scaler is not None and grad_scaler.is_enabled()
+            self.unscales = self._grad_scaler is not None and self._grad_scaler.is_enabled()
         else:
             runtime.take_part_in_flushes(self.work)
 

@@ -14,6 +14,7 @@ from horovod_partial.checks import require_count
 from horovod_partial.exchange.names import InstanceNames
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.merging import MergingPlan
+from horovod_partial.runtime.appliers import NO_THREAD
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.ownership import require_ownership, take_over
@@ -36,6 +37,9 @@ class Exchange:
     last_round: RoundInfo | None = None
     last_average: Any = None
     updated = 1
+    thread = NO_THREAD  # the thread that took the last step
+    _local_steps = 0  # how many steps this rank has taken
+    _flushed_at = 0  # how many of these it had taken at the last flush
 
     def belong_to(self, optimizer: Any) -> None:
         """Learn which wrapped optimizer holds this object. The reference must be weak."""
