@@ -97,7 +97,10 @@ class SharedGradients(RoundApplier):
 
     def _require_loader(self) -> None:
         if not self.work.begins_in_step and self.work.begun is None:
-            raise RuntimeError(_NOT_BEGUN)
+            raise RuntimeError(
+                "no micro-batch has begun here. Under DynamicShardingLoader one begins when its loop gives a batch: let each batch "
+                "have one backward pass and one step(), in the loop, and flush after step()"
+            )
 
     def _add(self, parameter: torch.nn.Parameter) -> None:
         bucket: Any = self._set.bucket_of[parameter]
@@ -249,9 +252,3 @@ def _clear_result(parameter: torch.nn.Parameter, *_: Any) -> None:
     """Set `grad` to None if it is the result of an update, because it must not enter the next micro-batch."""
     if getattr(parameter.grad, "is_result", False):
         parameter.grad = None
-
-
-_NOT_BEGUN = (
-    "no micro-batch has begun here. Under DynamicShardingLoader one begins when its loop gives a batch: let each batch have one "
-    "backward pass and one step(), in the loop, and flush after step()"
-)
