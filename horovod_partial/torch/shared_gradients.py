@@ -32,8 +32,7 @@ class SharedGradients(RoundApplier):
         self.work = SharedWork(runtime, self.process_set, self._passes, self)
         self.work.is_alone = not self._set.travels
         self.updated = 0
-        self._applied = 0  # how many updates have been applied
-        self._told = 0  # how many updates had been applied at the end of the last step
+        self._applied = 0  # how many updates have been applied since the end of the last step
         self._scale = 1.0
         if not self.process_set.included():
             return
@@ -150,7 +149,7 @@ class SharedGradients(RoundApplier):
         while self.work.must_apply():
             self._apply_all(optimizer)
         self._set.tell()
-        self.updated, self._told = self._applied - self._told, self._applied
+        self.updated, self._applied = self._applied, 0
         return loss
 
     def _complete_micro_batch(self) -> None:
