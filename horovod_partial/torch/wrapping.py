@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from horovod_partial.checks import require_count
 from horovod_partial.exchange.names import InstanceNames
 from horovod_partial.exchange.rounds import RoundInfo
+from horovod_partial.exchange.wrapping import subclass
 from horovod_partial.merging import MergingPlan
 from horovod_partial.runtime.appliers import NO_THREAD
 from horovod_partial.runtime.tenure import Tenure
@@ -357,10 +358,9 @@ def wrap(
 ) -> Any:
     """Return an instance of a subclass of the optimizer's class, with `members`. State and groups are shared."""
     exchange = make_exchange(optimizer)  # wrong arguments raise errors in this call, before anything has changed
-    base = type(optimizer)
     # Horovod's broadcast_optimizer_state takes steps without reducing if a wrapper's class has Horovod's module name.
-    body = {**vars(_Methods), "__module__": "horovod.torch.optimizer", "_base": base, **members}
-    instance: Any = object.__new__(type(base.__name__, (base,), body))
+    members["__module__"] = "horovod.torch.optimizer"
+    instance: Any = object.__new__(subclass(type(optimizer), _Methods, **members))
     vars(instance).update(own_attributes(optimizer))
     instance._exchange = exchange
     instance._make_exchange = make_exchange
