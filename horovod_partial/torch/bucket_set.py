@@ -14,10 +14,9 @@ from horovod_partial.exchange.bucket_options import BucketOptions
 from horovod_partial.merging import MergedGradients
 from horovod_partial.runtime import bucket_config, healing
 from horovod_partial.runtime.tenure import Tenure
-from horovod_partial.torch.buckets import GradientBucket, GradientFamily, kind
+from horovod_partial.torch.buckets import GradientBucket, GradientFamily, MicroBatchBucket, kind
 from horovod_partial.torch.devices import refuse_capture
 from horovod_partial.torch.merging import Collectives, Merging
-from horovod_partial.torch.micro_batch_bucket import MicroBatchBucket
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.replica import ReplicaState
 from horovod_partial.torch.wrapping import Name

@@ -12,8 +12,7 @@ import torch
 
 from horovod_partial.exchange.work_sharing import SharedWork
 from horovod_partial.runtime.appliers import Thread, this_thread
-from horovod_partial.torch.buckets import GradientFamily
-from horovod_partial.torch.micro_batch_bucket import MicroBatchBucket
+from horovod_partial.torch.buckets import GradientFamily, MicroBatchBucket
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.round_applier import RoundApplier
 from horovod_partial.torch.wrapping import Exchange
