@@ -93,7 +93,6 @@ class BucketSet:
         self._owner = _attach.Owner()  # when every rank has deleted its `Owner`, the buckets end
         self.merging = None
         name = self._name.current()
-        buckets = {f"{name}.{index}": members for index, members in enumerate(self._planned)}
         if self._merging_options is not None and self.names:
             self.merging = Merging(
                 self._merging_options,
@@ -103,16 +102,16 @@ class BucketSet:
                 self._planned,
                 lambda parameter: parameter.numel() * self.bucket_of[parameter].wire_dtype.itemsize,
             )
-            self._use(buckets)  # this replaces buckets that an earlier merging plan may have made
+            self._use(self.merging.buckets)  # this replaces buckets that an earlier merging plan may have made
         else:
-            for bucket, named in zip(self.buckets, buckets, strict=True):
-                bucket.name = named
+            for index, bucket in enumerate(self.buckets):
+                bucket.name = f"{name}.{index}"
             self.family = GradientFamily(self.options, self.buckets)
         start = f"{bucket_config.INTERNAL}start.{name}"
-        owned = [start] if self.merging is not None else [*buckets, start]  # buckets of `Merging` have another owner
+        # Buckets of `Merging` have another owner.
+        owned = [start] if self.merging is not None else [*self.family.names, start]
         runtime.family(self.process_set, owned).own(self._owner)
-        meeting = None if replica is None else runtime.meet(self.process_set)
-        if meeting is not None and replica is not None:
+        if replica is not None and (meeting := runtime.meet(self.process_set)) is not None:
             self.introduction = healing.Introduction(meeting, start, replica.parameters())
 
     @property
