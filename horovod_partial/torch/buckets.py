@@ -75,6 +75,8 @@ class GradientBucket:
         self._streams: set[torch.cuda.Stream] = set()  # the CUDA streams on which gradients were put into the bucket
         self._context: Any = None
         self._version = 0  # PyTorch's version counter of the flat tensor at the arrival
+        # The version counter of gradients that are watched, and a copy of them if there is one; None if none are watched.
+        self.watched: tuple[int, torch.Tensor | None] | None = None
 
     def views_of(self, flat: torch.Tensor) -> dict[torch.nn.Parameter, torch.Tensor]:
         """Return each parameter's part of a flat tensor, as a view with the parameter's shape."""
@@ -151,13 +153,23 @@ class GradientBucket:
             gradient = None if self.empty or parameter in frozen else view
             parameter.grad = view.to_sparse() if gradient is not None and parameter in self._sparse else gradient
 
-    def is_shown(self) -> bool:
-        """Return whether each parameter's `grad` is still the tensor that `show` has set. Sparse gradients are ignored."""
-        return all(p.grad is None or p.grad is view or p.grad.is_sparse for p, view in self.views.items())
+    def watch(self, *, copies: bool) -> None:
+        """Remember the gradients that `show` has shown to the program, to notice whether it changes them.
 
-    def holds(self, seen: torch.Tensor) -> bool:
-        """Return whether the bucket's gradients equal an earlier copy, bit for bit, so that NaN equals NaN."""
-        return torch.equal(self.flat.view(torch.uint8), seen.view(torch.uint8))
+        PyTorch's version counter overlooks some changes. With `copies`, those are found too.
+        """
+        self.watched = self.flat._version, self.flat.clone() if copies else None
+
+    def was_changed(self) -> bool:
+        """Return whether the program has changed the gradients since `watch`. Sparse gradients are ignored."""
+        if self.watched is None:
+            return False
+        version, copy = self.watched
+        shown = all(p.grad is None or p.grad is view or p.grad.is_sparse for p, view in self.views.items())
+        if version != self.flat._version or not shown:
+            return True
+        # Compare the gradients' bits, because NaN never equals itself.
+        return copy is not None and not torch.equal(self.flat.view(torch.uint8), copy.view(torch.uint8))
 
     @property
     def is_begun(self) -> bool:
@@ -186,8 +198,9 @@ class GradientBucket:
         return self.wire.data_ptr()
 
     def reset(self) -> None:
-        """Expect new gradients of all parameters, for the next step."""
+        """Expect new gradients of all parameters, for the next step, and watch none."""
         self.missing = set(self.parameters)
+        self.watched = None
 
 
 class MicroBatchBucket(GradientBucket):

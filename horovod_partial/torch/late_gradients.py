@@ -15,7 +15,6 @@ from horovod_partial.torch.ahead import ParametersAhead
 from horovod_partial.torch.buckets import GradientBucket
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.round_applier import RoundApplier
-from horovod_partial.torch.shown_result import ShownResult
 
 
 class Phase(Enum):
@@ -108,7 +107,6 @@ class LateGradients(RoundApplier):
 
     def _start(self) -> None:
         self._state = StepState()
-        self._shown = ShownResult()
         self._is_by_hand = False  # whether the program has changed a round's result by hand, or has left one out
         self._ahead = ParametersAhead()
         # A round whose application failed in `apply_ahead`, for the next `step`: its results, and the steps per rank
@@ -167,7 +165,8 @@ class LateGradients(RoundApplier):
         self._wait()
         if self._replays and self._set.travels:
             self._state = self._state.watched(misses_more=self._set.family.has_round)
-            self._shown.show(self.buckets, copies=self._state.misses_more)
+            for bucket in self.buckets:
+                bucket.watch(copies=self._state.misses_more)
 
     def _wait(self) -> None:
         """Arrive with the gradients that have not arrived, and wait for this step's round. Does so once in a step."""
@@ -197,7 +196,6 @@ class LateGradients(RoundApplier):
             self._set.merging.synchronized()
         has_result = self._take_round() if self._replays else self._show(family.take_results(), steps=1.0)
         self._state = self._state.waited(has_result=has_result)
-        self._shown.forget()
         if not all(unchanged) and not self._has_told:
             first = self.buckets[unchanged.index(False)].parameters[0]
             raise RuntimeError(
@@ -242,7 +240,8 @@ class LateGradients(RoundApplier):
             self._wait()
         if self._state.phase is Phase.AHEAD:
             self._expect_gradients()
-        changed = self._shown.was_changed(self.buckets)
+        changed = any(bucket.was_changed() for bucket in self.buckets)
+        self._watch_no_more()
         self._is_by_hand |= changed
         before, self._state = self._state, self._state.applying(changed=False)
         self._state = before.applying(changed=changed)
@@ -257,10 +256,14 @@ class LateGradients(RoundApplier):
         self._set.replan(lambda: self.flush_optimizer(optimizer))
         return loss
 
+    def _watch_no_more(self) -> None:
+        for bucket in self.buckets:
+            bucket.watched = None
+
     def _leave_out(self) -> None:
         """Go on without a step. If `synchronize` has shown a result, no step will use it."""
         before, self._state = self._state, self._state._replace(has_result=False, is_watched=False)
-        self._shown.forget()
+        self._watch_no_more()
         self._is_by_hand |= before.leaves_out
         self._state = before.left_out(had_late=any(bucket.had_late for bucket in self.buckets))
 
@@ -275,7 +278,6 @@ class LateGradients(RoundApplier):
 
     def _restart(self) -> None:
         self._state = StepState()
-        self._shown.forget()
         for bucket in self.buckets:
             bucket.reset()
         self._expect_gradients()
@@ -386,7 +388,8 @@ class LateGradients(RoundApplier):
                 for bucket, flat in zip(self.buckets, shown, strict=True):
                     bucket.flat.copy_(flat)
                 self._set.show()
-                self._shown.show(self.buckets, copies=True)
+                for bucket in self.buckets:
+                    bucket.watch(copies=True)
                 self._state = self._state.ahead()
 
     def _try_round(self, optimizer: Any) -> None:
