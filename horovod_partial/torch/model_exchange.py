@@ -113,7 +113,15 @@ class ModelExchange(models.ModelExchange, Exchange):
     def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
         self._refuse_other_layers()
         self.synchronize()
-        loss = optimizer._base.step(optimizer, self._prepared(optimizer, closure))
+
+        def evaluated() -> Any:
+            loss = None if closure is None else closure()
+            self.round_steps.before(optimizer)
+            return loss
+
+        if closure is None:
+            evaluated()
+        loss = optimizer._base.step(optimizer, None if closure is None else evaluated)
         self.round_steps.after(optimizer)
         self._local_steps += 1
         if not self.is_needed:
@@ -149,18 +157,6 @@ class ModelExchange(models.ModelExchange, Exchange):
             return ""
         differ = (self._checksums != self._present_checksums()).nonzero()
         return self._names[self._trained[int(differ[0])]] if len(differ) else ""
-
-    def _prepared(self, optimizer: Any, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
-        if closure is None:
-            self.round_steps.before(optimizer)
-            return None
-
-        def evaluated() -> Any:
-            loss = closure()
-            self.round_steps.before(optimizer)
-            return loss
-
-        return evaluated
 
     def synchronize(self) -> None:
         """Wait for the average under way, if any. Raises RuntimeError if a parameter was changed meanwhile."""
