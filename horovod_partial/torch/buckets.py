@@ -327,10 +327,10 @@ class GradientFamily(_attach.Family):
         return 0
 
     def take_results(self) -> bool:
-        """Write the arrivals' results into the buckets. Returns False if there are buckets, and none has a result."""
+        """Write the arrivals' results into the buckets. Returns whether there are any."""
         for bucket in self.buckets:
             bucket.unpack()
-        return any(not bucket.empty for bucket in self.buckets) or not self.buckets
+        return any(not bucket.empty for bucket in self.buckets)
 
     def collect(self) -> bool:
         """Write missed results into the buckets, without an arrival. Returns whether there were any."""
