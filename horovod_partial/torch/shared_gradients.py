@@ -71,7 +71,12 @@ class SharedGradients(RoundApplier):
     def gradient(self, parameter: torch.nn.Parameter) -> None:
         self._enter()
         if self.work.begun is None:
-            self._begin_in_backward()
+            self._require_loader()
+            if not self.work.begin(waits=False):
+                raise RuntimeError(
+                    "no micro-batch has begun here, and an update may have been made since the forward pass. step() begins the next "
+                    "one; where a step or a flush was interrupted, call optimizer.begin_micro_batch() before the next forward pass"
+                )
         if parameter not in self._set.bucket_of[parameter].missing:
             raise AssertionError(
                 f"gradients of {self._set.names[parameter]} were computed twice before step(). Under hvd.WorkSharing() each backward "
@@ -83,15 +88,6 @@ class SharedGradients(RoundApplier):
         if self.unscales and not self.is_under_way:
             self._scale = self._present_scale()
         self._add(parameter)
-
-    def _begin_in_backward(self) -> None:
-        """Begin a micro-batch after its forward pass. Raises RuntimeError if an update may have changed the weights."""
-        self._require_loader()
-        if not self.work.begin(waits=False):
-            raise RuntimeError(
-                "no micro-batch has begun here, and an update may have been made since the forward pass. step() begins the next "
-                "one; where a step or a flush was interrupted, call optimizer.begin_micro_batch() before the next forward pass"
-            )
 
     def _require_loader(self) -> None:
         if not self.work.begins_in_step and self.work.begun is None:
