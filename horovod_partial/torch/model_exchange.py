@@ -6,7 +6,7 @@ The policies are `hvd.GroupAverage` (WAGMA-SGD, IEEE TPDS 2021), `hvd.PartialRed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,7 @@ from horovod_partial.policies import ModelPolicy, WeightedAverage
 from horovod_partial.runtime import bucket_config
 from horovod_partial.runtime.appliers import this_thread
 from horovod_partial.runtime.tenure import Tenure
-from horovod_partial.torch.model_buckets import ModelBucket, averaged_tensors
-from horovod_partial.torch.model_operations import arrive, signal
+from horovod_partial.torch.model_operations import ModelBucket, arrive, signal
 from horovod_partial.torch.operations import PartialHandle, runtime
 from horovod_partial.torch.round_steps import RoundSteps
 from horovod_partial.torch.wrapping import Exchange, Name
@@ -247,3 +246,36 @@ class ModelExchange(models.ModelExchange, Exchange):
         self.settle()
         if self._tenure.is_current:
             self._named(self.name).clear()
+
+
+def averaged_tensors(
+    parameters: Sequence[torch.nn.Parameter],
+    state: Mapping[Any, dict[str, Any]],
+    average: tuple[str, ...],
+    named_buffers: Iterable[tuple[str, torch.Tensor]],
+) -> list[torch.Tensor]:
+    """Return the tensors that a policy of models averages, in the same order on every rank.
+
+    State means tensors that the optimizer keeps in the shape of a parameter, such as momentum. Counters of steps are
+    not averaged. If a parameter has had no gradient on this rank, it has no state here. Its state counts as zeros then,
+    because state begins with zeros. `average` has some of `"parameters"`, `"buffers"` and `"state"`.
+    """
+    tensors: list[torch.Tensor] = list(parameters)
+    if "buffers" in average:
+        tensors += [buffer for _, buffer in named_buffers if buffer.dtype.is_floating_point]
+    if "state" in average:
+        states: list[dict[str, Any]] = [
+            {
+                key: value
+                for key, value in state.get(parameter, {}).items()
+                if key != "step"
+                and isinstance(value, torch.Tensor)
+                and value.dtype.is_floating_point
+                and value.shape == parameter.shape
+            }
+            for parameter in parameters
+        ]
+        for key in sorted({key for own in states for key in own}):
+            for parameter, own in zip(parameters, states, strict=True):
+                tensors.append(own[key] if key in own else torch.zeros_like(parameter))
+    return tensors
