@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 
 import horovod_partial.torch as hvd
-from horovod_partial.torch.model_buckets import ModelBucket
+from horovod_partial.torch.model_operations import ModelBucket
 
 
 class Baseline(ABC):

@@ -22,12 +22,10 @@ from horovod_partial.exchange.replicas import check_alike
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.policies import ModelPolicy, Quorum
 from horovod_partial.torch import model_operations, operations
-from horovod_partial.torch.buckets import GradientBucket, GradientFamily, kind
+from horovod_partial.torch.buckets import GradientBucket, GradientFamily, MicroBatchBucket, kind
 from horovod_partial.torch.elastic import run
 from horovod_partial.torch.full_optimizer import widening
-from horovod_partial.torch.micro_batch_bucket import MicroBatchBucket
-from horovod_partial.torch.model_buckets import ModelBucket
-from horovod_partial.torch.model_operations import signal
+from horovod_partial.torch.model_operations import ModelBucket, signal
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.replicas import gather_bytes
 

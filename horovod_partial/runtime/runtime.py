@@ -486,12 +486,13 @@ class Runtime:
         with self._appliers_lock:
             self._averagers.add(averager)
 
-    def flush(self, process_set: int, *, compares: bool = True) -> None:
+    def flush(self, process_set: int, *, compares: bool = True, joined: Container[str] = frozenset()) -> None:
         """Block until every rank flushes, and everything late is delivered and applied.
 
-        With `compares` True replicas are compared afterwards, and healed if they differ.
+        With `compares` True replicas are compared afterwards, and healed if they differ. `joined` is that of
+        `healing.compare`.
         """
-        self._flush(process_set, self._appliers_of(process_set), ends=False, compares=compares)
+        self._flush(process_set, self._appliers_of(process_set), ends=False, compares=compares, joined=joined)
         self._warn_of_others(process_set)
 
     def meet(self, process_set: ProcessSet) -> healing.Meeting | None:
@@ -552,8 +553,7 @@ class Runtime:
 
     def _flush_all(self, joined: Container[str] = frozenset()) -> None:
         for process_set in sorted(self._process_sets, reverse=True) if self.is_initialized() else ():
-            self._flush(process_set, self._appliers_of(process_set), ends=False, compares=True, joined=joined)
-            self._warn_of_others(process_set)
+            self.flush(process_set, joined=joined)
 
     def _flush(
         self,
@@ -566,7 +566,44 @@ class Runtime:
     ) -> None:
         self._settle()
         with self._turn_to_flush(process_set):
-            self._flush_in_turn(process_set, appliers, ends=ends, compares=compares, joined=joined)
+            if self._take_over() and not getattr(self._thread, "takes_no_rounds", False):
+                appliers = self._appliers_of(process_set)
+            sharers = self._sharers()
+            for sharer in sharers:
+                sharer.leave()
+            families = [family.names for applier in appliers if (family := applier.family) is not None]
+            meeting = self._meeting_of(process_set) if compares else None
+            if meeting is not None:
+                meeting.come()
+            with self._taking_rounds(appliers) as meanwhile:
+                flush = _attach.Flush(self.core, process_set, families, ends)
+                try:
+                    more = True
+                    while more:  # a waiting flush applies rounds, because ranks that still train may wait for this
+                        more = flush.wait(meanwhile.drainings)
+                        meanwhile.apply()
+                        for applier in appliers:
+                            applier.apply_rounds()
+                    was_needed = flush.was_needed
+                finally:
+                    flush.end()
+            meets = meeting is not None and was_needed and meeting.has_begun
+            returning = [] if ends else sharers
+            here = [sharer for sharer in returning if sharer.process_set.process_set_id == process_set]
+            # Under WorkSharing a rank begins a micro-batch again after a flush, just before ranks compare their replicas.
+            # No rank trains on before all ranks have come to compare. So no update of work sharing leaves a rank out.
+            for sharer in here:
+                sharer.come_back()
+            if meeting is not None and meets:
+                replicas = [(applier.family, applier.replica) for applier in appliers]
+                healing.compare(
+                    meeting, [(f, replica) for f, replica in replicas if f is not None and replica is not None], joined
+                )
+            for sharer in returning:
+                if (
+                    sharer not in here
+                ):  # optimizers of other process sets, whose ranks differ, begin micro-batches only now
+                    sharer.come_back()
 
     @contextmanager
     def _turn_to_flush(self, process_set: int) -> Iterator[None]:
@@ -579,46 +616,6 @@ class Runtime:
             yield
         finally:
             lock.release()
-
-    def _flush_in_turn(
-        self, process_set: int, appliers: Sequence[Any], *, ends: bool, compares: bool, joined: Container[str]
-    ) -> None:
-        if self._take_over() and not getattr(self._thread, "takes_no_rounds", False):
-            appliers = self._appliers_of(process_set)
-        sharers = self._sharers()
-        for sharer in sharers:
-            sharer.leave()
-        families = [family.names for applier in appliers if (family := applier.family) is not None]
-        meeting = self._meeting_of(process_set) if compares else None
-        if meeting is not None:
-            meeting.come()
-        with self._taking_rounds(appliers) as meanwhile:
-            flush = _attach.Flush(self.core, process_set, families, ends)
-            try:
-                more = True
-                while more:  # a waiting flush applies rounds, because ranks that still train may wait for this
-                    more = flush.wait(meanwhile.drainings)
-                    meanwhile.apply()
-                    for applier in appliers:
-                        applier.apply_rounds()
-                was_needed = flush.was_needed
-            finally:
-                flush.end()
-        meets = meeting is not None and was_needed and meeting.has_begun
-        returning = [] if ends else sharers
-        here = [sharer for sharer in returning if sharer.process_set.process_set_id == process_set]
-        # Under WorkSharing a rank begins a micro-batch again after a flush, just before ranks compare their replicas.
-        # No rank trains on before all ranks have come to compare. So no update of work sharing leaves a rank out.
-        for sharer in here:
-            sharer.come_back()
-        if meeting is not None and meets:
-            replicas = [(applier.family, applier.replica) for applier in appliers]
-            healing.compare(
-                meeting, [(f, replica) for f, replica in replicas if f is not None and replica is not None], joined
-            )
-        for sharer in returning:
-            if sharer not in here:  # optimizers of other process sets begin micro-batches only now: their ranks differ
-                sharer.come_back()
 
     def exchanges(self) -> list[Any]:
         """Return the exchanges of this thread that take part in flushes."""

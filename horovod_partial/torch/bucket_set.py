@@ -14,10 +14,9 @@ from horovod_partial.exchange.bucket_options import BucketOptions
 from horovod_partial.merging import MergedGradients
 from horovod_partial.runtime import bucket_config, healing
 from horovod_partial.runtime.tenure import Tenure
-from horovod_partial.torch.buckets import GradientBucket, GradientFamily, kind
+from horovod_partial.torch.buckets import GradientBucket, GradientFamily, MicroBatchBucket, kind
 from horovod_partial.torch.devices import refuse_capture
 from horovod_partial.torch.merging import Collectives, Merging
-from horovod_partial.torch.micro_batch_bucket import MicroBatchBucket
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.replica import ReplicaState
 from horovod_partial.torch.wrapping import Name
@@ -63,7 +62,7 @@ class BucketSet:
         self._merging_options = merging
         self._shares_work = shares_work
         self._tenure = Tenure(runtime)  # the generation of Horovod that the buckets belong to
-        self._hooks: list[Any] = []
+        self.hooks: list[Any] = []  # the gradient hooks of parameters; not emptied when the hooks are removed
         self._use({str(index): members for index, members in enumerate(self._planned)})
         self._name = Name(self.process_set, [[names[p] for p in members] for members in self._planned])
         self.travels = bool(parameters) and self.process_set.included() and not runtime.is_alone(self.process_set)
@@ -94,7 +93,6 @@ class BucketSet:
         self._owner = _attach.Owner()  # when every rank has deleted its `Owner`, the buckets end
         self.merging = None
         name = self._name.current()
-        buckets = {f"{name}.{index}": members for index, members in enumerate(self._planned)}
         if self._merging_options is not None and self.names:
             self.merging = Merging(
                 self._merging_options,
@@ -104,28 +102,22 @@ class BucketSet:
                 self._planned,
                 lambda parameter: parameter.numel() * self.bucket_of[parameter].wire_dtype.itemsize,
             )
-            self._use(buckets)  # this replaces buckets that an earlier merging plan may have made
+            self._use(self.merging.buckets)  # this replaces buckets that an earlier merging plan may have made
         else:
-            for bucket, named in zip(self.buckets, buckets, strict=True):
-                bucket.name = named
+            for index, bucket in enumerate(self.buckets):
+                bucket.name = f"{name}.{index}"
             self.family = GradientFamily(self.options, self.buckets)
         start = f"{bucket_config.INTERNAL}start.{name}"
-        owned = [start] if self.merging is not None else [*buckets, start]  # buckets of `Merging` have another owner
+        # Buckets of `Merging` have another owner.
+        owned = [start] if self.merging is not None else [*self.family.names, start]
         runtime.family(self.process_set, owned).own(self._owner)
-        meeting = None if replica is None else runtime.meet(self.process_set)
-        if meeting is not None and replica is not None:
+        if replica is not None and (meeting := runtime.meet(self.process_set)) is not None:
             self.introduction = healing.Introduction(meeting, start, replica.parameters())
 
     @property
     def is_current(self) -> bool:
         """Whether the buckets belong to the present generation of Horovod."""
         return self._tenure.is_current
-
-    @property
-    def declared(self) -> GradientFamily | None:
-        """The buckets if they were named in this generation of Horovod, and their process set exists; else None."""
-        is_there = self.is_current and self.process_set.process_set_id is not None
-        return self.family if is_there and self.buckets else None
 
     def register_hooks(self, taker: Any) -> None:
         """Call `taker.gradient(parameter)` for each gradient that backward makes from now on, one at a time.
@@ -143,21 +135,8 @@ class BucketSet:
                     found.gradient(parameter)
 
         for parameter in self.bucket_of:
-            self.keep(parameter.register_post_accumulate_grad_hook(gradient_is_there))  # type: ignore[no-untyped-call]
-        weakref.finalize(taker, _remove, self._hooks)
-
-    @property
-    def has_hooks(self) -> bool:
-        """Whether hooks were ever registered. Stays True after `remove_hooks`."""
-        return bool(self._hooks)
-
-    def keep(self, hook: Any) -> None:
-        """Keep a hook until the hooks of this object are removed."""
-        self._hooks.append(hook)
-
-    def remove_hooks(self) -> None:
-        """Take no more gradients of later backward passes."""
-        _remove(self._hooks)
+            self.hooks.append(parameter.register_post_accumulate_grad_hook(gradient_is_there))  # type: ignore[no-untyped-call]
+        weakref.finalize(taker, remove_hooks, self.hooks)
 
     def check_layers(self, optimizer: Any) -> None:
         """Note frozen parameters. Raises RuntimeError if a parameter in no bucket needs gradients now."""
@@ -184,7 +163,8 @@ class BucketSet:
 
     def show(self) -> None:
         """Let each `grad` be what its bucket holds; None for frozen parameters."""
-        self.family.show(self.frozen)
+        for bucket in self.buckets:
+            bucket.show(self.frozen)
 
     @property
     def trained(self) -> list[torch.nn.Parameter]:
@@ -206,11 +186,7 @@ class BucketSet:
         if self.merging is None or not self.merging.is_due():
             return
         collectives = Collectives(self.process_set, self.family.reduce_probe, self.buckets[0].flat.device)
-        if not self.merging.everybody_is_here(collectives):
-            self.merging.postpone()
-            return
-        flush()
-        if self.merging.replan(collectives):
+        if self.merging.replan(collectives, flush):
             self._use(self.merging.buckets)
 
     def forget(self) -> None:
@@ -220,6 +196,7 @@ class BucketSet:
             self.family.clear()
 
 
-def _remove(hooks: list[Any]) -> None:
+def remove_hooks(hooks: list[Any]) -> None:
+    """Take no more gradients of later backward passes."""
     for hook in hooks:
         hook.remove()

@@ -75,6 +75,8 @@ class GradientBucket:
         self._streams: set[torch.cuda.Stream] = set()  # the CUDA streams on which gradients were put into the bucket
         self._context: Any = None
         self._version = 0  # PyTorch's version counter of the flat tensor at the arrival
+        # The version counter of gradients that are watched, and a copy of them if there is one; None if none are watched.
+        self.watched: tuple[int, torch.Tensor | None] | None = None
 
     def views_of(self, flat: torch.Tensor) -> dict[torch.nn.Parameter, torch.Tensor]:
         """Return each parameter's part of a flat tensor, as a view with the parameter's shape."""
@@ -151,13 +153,23 @@ class GradientBucket:
             gradient = None if self.empty or parameter in frozen else view
             parameter.grad = view.to_sparse() if gradient is not None and parameter in self._sparse else gradient
 
-    def is_shown(self) -> bool:
-        """Return whether each parameter's `grad` is still the tensor that `show` has set. Sparse gradients are ignored."""
-        return all(p.grad is None or p.grad is view or p.grad.is_sparse for p, view in self.views.items())
+    def watch(self, *, copies: bool) -> None:
+        """Remember the gradients that `show` has shown to the program, to notice whether it changes them.
 
-    def holds(self, seen: torch.Tensor) -> bool:
-        """Return whether the bucket's gradients equal an earlier copy, bit for bit, so that NaN equals NaN."""
-        return torch.equal(self.flat.view(torch.uint8), seen.view(torch.uint8))
+        PyTorch's version counter overlooks some changes. With `copies`, those are found too.
+        """
+        self.watched = self.flat._version, self.flat.clone() if copies else None
+
+    def was_changed(self) -> bool:
+        """Return whether the program has changed the gradients since `watch`. Sparse gradients are ignored."""
+        if self.watched is None:
+            return False
+        version, copy = self.watched
+        shown = all(p.grad is None or p.grad is view or p.grad.is_sparse for p, view in self.views.items())
+        if version != self.flat._version or not shown:
+            return True
+        # Compare the gradients' bits, because NaN never equals itself.
+        return copy is not None and not torch.equal(self.flat.view(torch.uint8), copy.view(torch.uint8))
 
     @property
     def is_begun(self) -> bool:
@@ -179,11 +191,6 @@ class GradientBucket:
         self.handle = None
         self.reset()
 
-    def collect(self, process_set: int) -> None:
-        """Copy missed results from the core to `wire`, without an arrival. Sets `empty` if no gradient was missed."""
-        handle = runtime.core.collect(process_set, self.name, self.wire_address())
-        self.empty = handle is None or handle.info().empty
-
     def wire_address(self) -> int:
         """Return the address of the tensor that travels, once the core may write to it."""
         if self.wire.is_cuda:  # wait for queued CUDA kernels that use the tensor: this package's C++ code does not
@@ -191,8 +198,62 @@ class GradientBucket:
         return self.wire.data_ptr()
 
     def reset(self) -> None:
-        """Expect new gradients of all parameters, for the next step."""
+        """Expect new gradients of all parameters, for the next step, and watch none."""
         self.missing = set(self.parameters)
+        self.watched = None
+
+
+class MicroBatchBucket(GradientBucket):
+    """A bucket under `hvd.WorkSharing`: the sum of the gradients of all micro-batches of this rank in the open update.
+
+    In an update the core reads only the tensor of the first arrival. So if gradients travel in another dtype, this
+    object keeps one tensor of that dtype, and all arrivals use it.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.made = 0  # how many micro-batches of the open update the bucket's sum contains
+        if self.wire_dtype != self.flat.dtype:
+            self.wire = torch.empty_like(self.flat, dtype=self.wire_dtype)
+
+    def add(self, parameter: torch.nn.Parameter, gradient: torch.Tensor | None, scale: float) -> bool:
+        """Add a gradient, divided by `scale`, to the sum; None is zeros. Returns whether all gradients are in."""
+        view = self.views[parameter]
+        if view.is_cuda:
+            self._streams.add(torch.cuda.current_stream(view.device))
+        if self.made == 0:
+            self.put(parameter, gradient)
+            if scale != 1.0:
+                view.div_(scale)
+        elif gradient is not None:
+            dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
+            view.add_(dense, alpha=1.0 / scale)
+        self.missing.discard(parameter)
+        return not self.missing
+
+    def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: float) -> None:
+        """Arrive with the sum of this rank's gradients in the open update. Call this once in each micro-batch."""
+        if self.handle is not None and self.handle.poll():
+            # No update ends before this rank's micro-batch. So an operation that has ended has failed: raise its error.
+            self.handle.synchronize()
+        wire = self.wire
+        super().arrive(lambda packed: start(_into(wire, packed)), scale)
+        self.wire = wire
+        self.made += 1
+
+    def stay(self) -> None:
+        """Count a micro-batch whose gradients stay on this rank, because there are no other ranks."""
+        self.made += 1
+        self._version = self.flat._version
+
+    def begin_update(self) -> None:
+        """Start with an empty sum of gradients, after the result of an update has been taken."""
+        self.handle = None
+        self.made = 0
+
+    def abandon(self) -> None:
+        super().abandon()
+        self.made = 0
 
 
 class GradientFamily(_attach.Family):
@@ -237,16 +298,6 @@ class GradientFamily(_attach.Family):
         return not handle.info().late
 
     @property
-    def have_arrived(self) -> bool:
-        """Whether this step's gradients have arrived in all buckets."""
-        return all(bucket.handle is not None for bucket in self.buckets)
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether some gradients of this step are in a bucket, or have arrived."""
-        return any(bucket.handle is not None or bucket.is_begun for bucket in self.buckets)
-
-    @property
     def is_under_way(self) -> bool:
         """Whether Horovod may still read and write the tensor of a bucket."""
         return any(bucket.is_under_way for bucket in self.buckets)
@@ -258,11 +309,6 @@ class GradientFamily(_attach.Family):
             bucket.handle = None
             bucket.reset()
         return unchanged
-
-    @property
-    def had_late(self) -> bool:
-        """Whether this rank was late for a round of the last `wait`, or the round had a late gradient of another rank."""
-        return any(bucket.had_late for bucket in self.buckets)
 
     def take_into_buckets(self) -> int:
         """Take the oldest untaken round, and write its results into the buckets. Returns its number of gradients.
@@ -281,26 +327,17 @@ class GradientFamily(_attach.Family):
         return 0
 
     def take_results(self) -> bool:
-        """Write the arrivals' results into the buckets. Returns False if there are buckets, and none has a result."""
+        """Write the arrivals' results into the buckets. Returns whether there are any."""
         for bucket in self.buckets:
             bucket.unpack()
-        return any(not bucket.empty for bucket in self.buckets) or not self.buckets
+        return any(not bucket.empty for bucket in self.buckets)
 
     def collect(self) -> bool:
         """Write missed results into the buckets, without an arrival. Returns whether there were any."""
         for bucket in self.buckets:
-            bucket.collect(self.process_set.process_set_id)
+            handle = runtime.core.collect(self.process_set.process_set_id, bucket.name, bucket.wire_address())
+            bucket.empty = handle is None or handle.info().empty
         return self.take_results()
-
-    def show(self, frozen: Collection[torch.nn.Parameter]) -> None:
-        """Let each parameter's `grad` be its part of a round's result; None for the parameters in `frozen`."""
-        for bucket in self.buckets:
-            bucket.show(frozen)
-
-    def reset(self) -> None:
-        """Expect the gradients of the next step, and forget gradients of this step that have not arrived."""
-        for bucket in self.buckets:
-            bucket.reset()
 
     def abandon(self) -> None:
         """Forget arrivals that have failed, and arrivals that will fail because Horovod shuts down."""
@@ -308,17 +345,15 @@ class GradientFamily(_attach.Family):
             bucket.abandon()
 
 
+def _into(wire: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+    if packed.data_ptr() != wire.data_ptr():
+        wire.copy_(packed)
+    return wire
+
+
 def _is_dense(tensor: torch.Tensor) -> bool:
-    if tensor.numel() == 0:
-        return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+    # `empty_like` keeps the strides of a tensor only if that neither overlaps nor has gaps.
+    return tensor.numel() == 0 or torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
 def kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.device]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import horovod.torch.optimizer as horovod_optimizer
@@ -40,16 +39,20 @@ def wrap(
     has_bfloat16 = any(p.dtype == torch.bfloat16 for group in optimizer.param_groups for p in group["params"])
     # A fused optimizer would take a scaler's scale in its step, and each rank would skip a step by its own gradients.
     shared = own_attributes(optimizer) | {"_step_supports_amp_scaling": False}
+
     # Horovod calls the constructor of the optimizer's class with nothing but the parameter groups. Not every class takes
     # that, and others would make a new state. So Horovod gets a subclass, whose constructor shares all attributes.
-    sharing: Any = type(base.__name__, (base,), {"__init__": lambda self, _: self.__dict__.update(shared)})
-    with _weak_hooks():
-        wrapped: Any = horovod_optimizer.DistributedOptimizer(
-            sharing(optimizer.param_groups),
-            compression=widening(compression) if has_bfloat16 else compression,
-            **arguments,
-        )
-    # Horovod makes a new class for each optimizer that it wraps, so changes of this class affect no other optimizer.
+    def share(self: Any, _: Any) -> None:
+        vars(self).update(shared)
+        # Horovod makes a new class for each optimizer that it wraps, so changes of this class affect no other optimizer.
+        if vars(type(self)).get("_make_hook") is horovod_optimizer._DistributedOptimizer._make_hook:
+            type(self)._make_hook = _make_weak_hook
+
+    wrapped: Any = horovod_optimizer.DistributedOptimizer(
+        type(base.__name__, (base,), {"__init__": share})(optimizer.param_groups),
+        compression=widening(compression) if has_bfloat16 else compression,
+        **arguments,
+    )
     cls: Any = type(wrapped)
     horovod_zero_grad = cls.zero_grad
     horovod_synchronize = cls.synchronize
@@ -148,37 +151,22 @@ def _reduce_last_group(optimizer: Any) -> None:
 
 def _is_synchronized(optimizer: Any) -> bool:
     """Return whether gradients are reduced. `_synchronized` may be out of date: skipped steps leave it True."""
-    return optimizer._synchronized and not optimizer._handles
+    return optimizer._synchronized and not optimizer.is_under_way()
 
 
-_horovods_class_is_changed = threading.Lock()  # a thread holds this lock while it changes Horovod's optimizer class
-
-
-@contextmanager
-def _weak_hooks() -> Iterator[None]:
-    """Context in which Horovod's gradient hooks refer weakly to the wrapped optimizer, so that it can be wrapped again.
+def _make_weak_hook(optimizer: Any, parameter: torch.nn.Parameter) -> Callable[..., None]:
+    """Make a gradient hook that refers weakly to the wrapped optimizer, so that this can be wrapped again.
 
     Horovod's own hooks would keep a replaced wrapper alive, and it would still reduce gradients.
     """
-    kind = horovod_optimizer._DistributedOptimizer
-    make_hook = kind._make_hook
+    reference = weakref.ref(optimizer)
 
-    def make_weak_hook(self: Any, parameter: torch.nn.Parameter) -> Callable[..., None]:
-        reference = weakref.ref(self)
+    def hook(*ignored: Any) -> None:
+        wrapped = reference()
+        if wrapped is not None and not wrapped.gives_way:
+            horovod_optimizer._DistributedOptimizer._make_hook(wrapped, parameter)(*ignored)
 
-        def hook(*ignored: Any) -> None:
-            wrapped = reference()
-            if wrapped is not None and not wrapped.gives_way:
-                make_hook(wrapped, parameter)(*ignored)
-
-        return hook
-
-    with _horovods_class_is_changed:
-        kind._make_hook = make_weak_hook
-        try:
-            yield
-        finally:
-            kind._make_hook = make_hook
+    return hook
 
 
 def _reduced(optimizer: Any, closure: Callable[[], Any], round_steps: RoundSteps) -> Any:

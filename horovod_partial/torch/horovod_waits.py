@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 
 from horovod.torch import mpi_ops
@@ -12,9 +11,8 @@ from horovod_partial.runtime.runtime import Runtime
 _LEAST_NS = 50_000  # shorter waits for Horovod's operations are not recorded: the operation was nearly over
 
 
-@functools.cache
 def install(runtime: Runtime) -> None:
-    """Replace Horovod's functions for waiting and polling. A second call does nothing.
+    """Replace Horovod's functions for waiting and polling.
 
     The core learns which threads wait for Horovod. Rounds are taken meanwhile. A recording or a watch notes the waits.
     """

@@ -12,12 +12,8 @@ import torch
 from horovod_partial.merging import MergingPlan
 from horovod_partial.runtime.appliers import this_thread
 from horovod_partial.torch.ahead import ParametersAhead
-from horovod_partial.torch.bucket_set import BucketSet
-from horovod_partial.torch.buckets import GradientBucket
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.round_applier import RoundApplier
-from horovod_partial.torch.round_steps import RoundSteps
-from horovod_partial.torch.shown_result import ShownResult
 
 
 class Phase(Enum):
@@ -74,13 +70,12 @@ class StepState(NamedTuple):
         return StepState(Phase.AHEAD, has_result=False, is_watched=True, misses_more=True)
 
     def applying(self, *, changed: bool) -> StepState:
-        """A step begins to apply the result. Raises RuntimeError if the program has `changed` a result that it must not."""
+        """A step begins to apply the result. Raises RuntimeError if the program has `changed` a result that it must not.
+
+        If the step fails later, the program may change the gradients, or leave them out.
+        """
         if changed and self.misses_more:
             raise RuntimeError(CHANGED_BY_HAND)
-        return self.unwatched()
-
-    def unwatched(self) -> StepState:
-        """A step has begun. If this step fails, the program may change the gradients, or leave them out."""
         phase = Phase.SHOWN if self.phase is Phase.AHEAD else self.phase
         return StepState(phase, self.has_result)
 
@@ -109,26 +104,18 @@ class LateGradients(RoundApplier):
 
     shares_work = False
 
-    def __init__(
-        self,
-        buckets: BucketSet,
-        round_steps: RoundSteps,
-        grad_scaler: torch.amp.GradScaler | None,
-        passes: int,
-    ) -> None:
-        super().__init__(buckets, round_steps, grad_scaler, passes)
+    def _start(self) -> None:
         self._state = StepState()
-        self._shown = ShownResult()
         self._is_by_hand = False  # whether the program has changed a round's result by hand, or has left one out
         self._ahead = ParametersAhead()
         # A round whose application failed in `apply_ahead`, for the next `step`: its results, and the steps per rank
         # that they contain. None if there is no such round.
         self._left: tuple[list[torch.Tensor], float] | None = None
         self._has_told = False  # whether `gradient` has raised the error about too many backward passes
-        self._replays = buckets.options.replays
-        self._passes_left = dict.fromkeys(buckets.bucket_of, passes)
-        if buckets.travels:
-            buckets.register_hooks(self)
+        self._replays = self._set.options.replays
+        self._passes_left = dict.fromkeys(self._set.bucket_of, self._passes)
+        if self._set.travels:
+            self._set.register_hooks(self)
             if self._replays:
                 runtime.take_part_in_flushes(self)
                 runtime.take_rounds_in_waits(self)
@@ -166,10 +153,7 @@ class LateGradients(RoundApplier):
             self._set.merging.gradient(parameter)
         bucket = self._set.bucket_of[parameter]
         if bucket.take(parameter):
-            self._arrive(bucket)
-
-    def _arrive(self, bucket: GradientBucket) -> None:
-        self._set.family.arrive(bucket, self._present_scale())
+            self._set.family.arrive(bucket, self._present_scale())
 
     def synchronize(self) -> None:
         if self._state.is_synchronized:
@@ -177,7 +161,8 @@ class LateGradients(RoundApplier):
         self._wait()
         if self._replays and self._set.travels:
             self._state = self._state.watched(misses_more=self._set.family.has_round)
-            self._shown.show(self.buckets, copies=self._state.misses_more)
+            for bucket in self.buckets:
+                bucket.watch(copies=self._state.misses_more)
 
     def _wait(self) -> None:
         """Arrive with the gradients that have not arrived, and wait for this step's round. Does so once in a step."""
@@ -193,7 +178,7 @@ class LateGradients(RoundApplier):
             if bucket.handle is None:
                 for parameter in list(bucket.missing):
                     bucket.take(parameter)
-                self._arrive(bucket)
+                self._set.family.arrive(bucket, self._present_scale())
         self._wait_for_buckets()
         self._set.tell()
         self._expect_gradients()
@@ -207,7 +192,6 @@ class LateGradients(RoundApplier):
             self._set.merging.synchronized()
         has_result = self._take_round() if self._replays else self._show(family.take_results(), steps=1.0)
         self._state = self._state.waited(has_result=has_result)
-        self._shown.forget()
         if not all(unchanged) and not self._has_told:
             first = self.buckets[unchanged.index(False)].parameters[0]
             raise RuntimeError(
@@ -252,9 +236,10 @@ class LateGradients(RoundApplier):
             self._wait()
         if self._state.phase is Phase.AHEAD:
             self._expect_gradients()
-        changed = self._shown.was_changed(self.buckets)
+        changed = any(bucket.was_changed() for bucket in self.buckets)
+        self._watch_no_more()
         self._is_by_hand |= changed
-        before, self._state = self._state, self._state.unwatched()
+        before, self._state = self._state, self._state.applying(changed=False)
         self._state = before.applying(changed=changed)
         self._set.family.disturb(self._ahead.become_the_model())
         if self._state.has_result or not self._set.travels:
@@ -267,12 +252,16 @@ class LateGradients(RoundApplier):
         self._set.replan(lambda: self.flush_optimizer(optimizer))
         return loss
 
+    def _watch_no_more(self) -> None:
+        for bucket in self.buckets:
+            bucket.watched = None
+
     def _leave_out(self) -> None:
         """Go on without a step. If `synchronize` has shown a result, no step will use it."""
         before, self._state = self._state, self._state._replace(has_result=False, is_watched=False)
-        self._shown.forget()
+        self._watch_no_more()
         self._is_by_hand |= before.leaves_out
-        self._state = before.left_out(had_late=before.leaves_out and self._set.family.had_late)
+        self._state = before.left_out(had_late=any(bucket.had_late for bucket in self.buckets))
 
     def before_zero_grad(self) -> None:
         if any(bucket.handle is not None for bucket in self.buckets):
@@ -285,8 +274,8 @@ class LateGradients(RoundApplier):
 
     def _restart(self) -> None:
         self._state = StepState()
-        self._shown.forget()
-        self._set.family.reset()
+        for bucket in self.buckets:
+            bucket.reset()
         self._expect_gradients()
 
     def _expect_gradients(self) -> None:
@@ -326,7 +315,7 @@ class LateGradients(RoundApplier):
     @property
     def is_under_way(self) -> bool:
         """Whether gradients of a backward pass, or the result of a round, wait for a step."""
-        return self._state.waits_for_step or self._set.family.is_begun
+        return self._state.waits_for_step or any(b.handle is not None or b.is_begun for b in self.buckets)
 
     def declare(self) -> None:
         if not self._set.is_current:
@@ -366,7 +355,7 @@ class LateGradients(RoundApplier):
     @property
     def _has_arrived(self) -> bool:
         """Whether this step's gradients have arrived in all buckets; always False for merged gradients."""
-        return self._set.merging is None and self._set.family.have_arrived
+        return self._set.merging is None and all(bucket.handle is not None for bucket in self.buckets)
 
     def apply_ahead(self) -> None:
         """Apply to a copy of the model all rounds that this rank can take. The next step or flush uses the copy.
@@ -395,7 +384,8 @@ class LateGradients(RoundApplier):
                 for bucket, flat in zip(self.buckets, shown, strict=True):
                     bucket.flat.copy_(flat)
                 self._set.show()
-                self._shown.show(self.buckets, copies=True)
+                for bucket in self.buckets:
+                    bucket.watch(copies=True)
                 self._state = self._state.ahead()
 
     def _try_round(self, optimizer: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -90,16 +91,15 @@ class Merging:
         due, self._due = self._due, False
         return due
 
-    def everybody_is_here(self, collectives: Collectives) -> bool:
-        """Wait for all ranks before a new plan. Returns False if some rank does not come; then call `postpone`."""
-        return collectives.everybody_is_here(self._planner.meeting)
+    def replan(self, collectives: Collectives, flush: Callable[[], None]) -> bool:
+        """Make a new plan of messages between two steps, after a call of `flush`. Returns whether `buckets` have changed.
 
-    def postpone(self) -> None:
-        """Keep the present messages for `replan_every` steps more; for ever if that is None."""
-        self._steps.begin_plan(self._options.replan_every)
-
-    def replan(self, collectives: Collectives) -> bool:
-        """Make a new plan of messages, after a flush between two steps. Returns whether `buckets` have changed."""
+        If some rank does not come, the present messages stay for `replan_every` steps more; for ever if that is None.
+        """
+        if not collectives.everybody_is_here(self._planner.meeting):
+            self._steps.begin_plan(self._options.replan_every)
+            return False
+        flush()
         current = [[self._names[parameter] for parameter in message] for message in self.buckets.values()]
         probes = _attach.Owner()
         runtime.family(self._process_set, self._planner.probes).own(probes)
@@ -114,6 +114,7 @@ class Merging:
         return messages is not None
 
 
+@dataclass
 class Collectives:
     """The collectives by which ranks plan merged gradients, in PyTorch.
 
@@ -121,12 +122,9 @@ class Collectives:
     the sum lacks this rank's contribution. `device` holds the tensors that measure what a message costs.
     """
 
-    def __init__(
-        self, process_set: ProcessSet, reduce: Callable[[str, torch.Tensor], bool], device: torch.device
-    ) -> None:
-        self._process_set = process_set
-        self._reduce = reduce
-        self._device = device
+    process_set: ProcessSet
+    reduce: Callable[[str, torch.Tensor], bool]
+    device: torch.device
 
     def everybody_is_here(self, name: str) -> bool:
         """Wait for all ranks. Returns False if some rank does not come, because it is out of training.
@@ -134,21 +132,21 @@ class Collectives:
         Call it before a flush: that rank may be in one. If that rank never called this, it raises HorovodInternalError.
         """
         model = torch.zeros(1, device="cpu")
-        handle = arrive(model, model, name, Quorum(1.0), self._process_set)
+        handle = arrive(model, model, name, Quorum(1.0), self.process_set)
         handle.synchronize()
         info = handle.info()
-        return not info.late and info.fresh == runtime.size_of(self._process_set)
+        return not info.late and info.fresh == runtime.size_of(self.process_set)
 
     def probe(self, name: str, nbytes: int) -> Callable[[], bool]:
-        tensor = torch.zeros(nbytes // 4, device=self._device)
-        return lambda: self._reduce(name, tensor)
+        tensor = torch.zeros(nbytes // 4, device=self.device)
+        return lambda: self.reduce(name, tensor)
 
     def from_rank_0(self, value: Any, name: str) -> Any:
-        root = self._process_set.ranks[0] if self._process_set.ranks else 0
-        return broadcast_object(value, root, name, process_set=self._process_set)
+        root = self.process_set.ranks[0] if self.process_set.ranks else 0
+        return broadcast_object(value, root, name, process_set=self.process_set)
 
     def gather(self, row: list[int], name: str) -> list[list[int]]:
         rows: list[list[int]] = allgather(
-            torch.tensor([row], device="cpu"), name=name, process_set=self._process_set
+            torch.tensor([row], device="cpu"), name=name, process_set=self.process_set
         ).tolist()
         return rows

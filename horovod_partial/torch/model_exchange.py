@@ -6,7 +6,7 @@ The policies are `hvd.GroupAverage` (WAGMA-SGD, IEEE TPDS 2021), `hvd.PartialRed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,9 @@ from horovod_partial.exchange import models
 from horovod_partial.exchange.wp_sgd import average_converges, average_is_useful
 from horovod_partial.policies import ModelPolicy, WeightedAverage
 from horovod_partial.runtime import bucket_config
-from horovod_partial.runtime.appliers import NO_THREAD, this_thread
+from horovod_partial.runtime.appliers import this_thread
 from horovod_partial.runtime.tenure import Tenure
-from horovod_partial.torch.model_buckets import ModelBucket, averaged_tensors
-from horovod_partial.torch.model_operations import arrive, signal
+from horovod_partial.torch.model_operations import ModelBucket, arrive, signal
 from horovod_partial.torch.operations import PartialHandle, runtime
 from horovod_partial.torch.round_steps import RoundSteps
 from horovod_partial.torch.wrapping import Exchange, Name
@@ -92,9 +91,6 @@ class ModelExchange(models.ModelExchange, Exchange):
         # Checksums of the parameters whose average runs beside the program's work; None while no such average is under way.
         self._checksums: torch.Tensor | None = None
         self._forward_hook: Any = None
-        self._local_steps = 0
-        self._flushed_at = 0  # how many steps this rank had taken at the last flush
-        self.thread = NO_THREAD  # the thread that took the last step
 
     def _enter(self) -> None:
         if self._tenure.enter():
@@ -116,7 +112,15 @@ class ModelExchange(models.ModelExchange, Exchange):
     def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
         self._refuse_other_layers()
         self.synchronize()
-        loss = optimizer._base.step(optimizer, self._prepared(optimizer, closure))
+
+        def evaluated() -> Any:
+            loss = None if closure is None else closure()
+            self.round_steps.before(optimizer)
+            return loss
+
+        if closure is None:
+            evaluated()
+        loss = optimizer._base.step(optimizer, None if closure is None else evaluated)
         self.round_steps.after(optimizer)
         self._local_steps += 1
         if not self.is_needed:
@@ -152,18 +156,6 @@ class ModelExchange(models.ModelExchange, Exchange):
             return ""
         differ = (self._checksums != self._present_checksums()).nonzero()
         return self._names[self._trained[int(differ[0])]] if len(differ) else ""
-
-    def _prepared(self, optimizer: Any, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
-        if closure is None:
-            self.round_steps.before(optimizer)
-            return None
-
-        def evaluated() -> Any:
-            loss = closure()
-            self.round_steps.before(optimizer)
-            return loss
-
-        return evaluated
 
     def synchronize(self) -> None:
         """Wait for the average under way, if any. Raises RuntimeError if a parameter was changed meanwhile."""
@@ -254,3 +246,36 @@ class ModelExchange(models.ModelExchange, Exchange):
         self.settle()
         if self._tenure.is_current:
             self._named(self.name).clear()
+
+
+def averaged_tensors(
+    parameters: Sequence[torch.nn.Parameter],
+    state: Mapping[Any, dict[str, Any]],
+    average: tuple[str, ...],
+    named_buffers: Iterable[tuple[str, torch.Tensor]],
+) -> list[torch.Tensor]:
+    """Return the tensors that a policy of models averages, in the same order on every rank.
+
+    State means tensors that the optimizer keeps in the shape of a parameter, such as momentum. Counters of steps are
+    not averaged. If a parameter has had no gradient on this rank, it has no state here. Its state counts as zeros then,
+    because state begins with zeros. `average` has some of `"parameters"`, `"buffers"` and `"state"`.
+    """
+    tensors: list[torch.Tensor] = list(parameters)
+    if "buffers" in average:
+        tensors += [buffer for _, buffer in named_buffers if buffer.dtype.is_floating_point]
+    if "state" in average:
+        states: list[dict[str, Any]] = [
+            {
+                key: value
+                for key, value in state.get(parameter, {}).items()
+                if key != "step"
+                and isinstance(value, torch.Tensor)
+                and value.dtype.is_floating_point
+                and value.shape == parameter.shape
+            }
+            for parameter in parameters
+        ]
+        for key in sorted({key for own in states for key in own}):
+            for parameter, own in zip(parameters, states, strict=True):
+                tensors.append(own[key] if key in own else torch.zeros_like(parameter))
+    return tensors

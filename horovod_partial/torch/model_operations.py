@@ -1,4 +1,4 @@
-"""Averages of models: `hvd.average` in its four forms, and what optimizers use to average."""
+"""Averages of models: `hvd.average` and `hvd.average_async`, and what optimizers use to pack and average models."""
 
 from __future__ import annotations
 
@@ -118,6 +118,41 @@ def arrive(
         **bucket_config.of_models(policy),
     )
     return submit(tensor, output, name, process_set, config, work)
+
+
+class ModelBucket:
+    """Tensors of a model that travel together, so that all of them belong to the same round.
+
+    The tensors are copied into a flat one, because the optimizer may write them while the copy travels. Half precision
+    travels as float32, so that the average is exact enough. If one tensor is float64, all travel as float64. Tensors
+    without a floating-point type, on an unsupported device or on several devices raise ValueError.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.tensors = list(tensors)
+        device = self.tensors[0].device
+        for tensor in self.tensors:
+            check_device(tensor.device)
+            if not tensor.dtype.is_floating_point:
+                raise ValueError(f"a model policy averages floating-point tensors, not {tensor.dtype}")
+            if tensor.device != device:
+                raise ValueError(f"a model policy needs all tensors on one device, not on {device} and {tensor.device}")
+        wide = any(tensor.dtype == torch.float64 for tensor in self.tensors)
+        self.flat = torch.zeros(
+            sum(t.numel() for t in self.tensors), dtype=torch.float64 if wide else torch.float32, device=device
+        )
+        parts = torch.split(self.flat, [t.numel() for t in self.tensors])
+        self._views = [part.view(t.shape) for part, t in zip(parts, self.tensors, strict=True)]
+
+    @torch.no_grad()
+    def pack(self) -> None:
+        """Copy the model's tensors into the flat tensor."""
+        torch._foreach_copy_(self._views, self.tensors)
+
+    @torch.no_grad()
+    def unpack(self) -> None:
+        """Copy the flat tensor back into the model's tensors."""
+        torch._foreach_copy_(self.tensors, self._views)
 
 
 def signal(name: str, process_set: ProcessSet) -> None:

@@ -34,25 +34,20 @@ watch = runtime.watch
 _DTYPES = {torch.int32: 4, torch.int64: 5, torch.float16: 6, torch.float32: 7, torch.float64: 8}
 
 
-class _InFlight:
+class _InFlight(set["PartialHandle"]):
     """Keeps the tensors of operations alive until the operations have ended, even if the program drops the handles.
 
     Some handles are never synchronized, for example after a failed backward pass. `add` removes ended operations, but
     only when the set has doubled, so the cost per operation stays small. Any thread may use this object.
     """
 
-    def __init__(self) -> None:
-        self._handles: set[PartialHandle] = set()
-        self._next_look = 16
+    _next_look = 16
 
     def add(self, handle: PartialHandle) -> None:
-        if len(self._handles) >= self._next_look:
-            self._handles.difference_update([one for one in list(self._handles) if one.poll()])
-            self._next_look = 16 + 2 * len(self._handles)
-        self._handles.add(handle)
-
-    def discard(self, handle: PartialHandle) -> None:
-        self._handles.discard(handle)
+        if len(self) >= self._next_look:
+            self.difference_update([one for one in list(self) if one.poll()])
+            self._next_look = 16 + 2 * len(self)
+        super().add(handle)
 
 
 _in_flight = _InFlight()

@@ -68,15 +68,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     Args:
         optimizer: any optimizer of PyTorch whose step needs no repeated closure. The wrapper shares its state and
             parameter groups.
-        named_parameters: same as in Horovod.
+        named_parameters, backward_passes_per_step, gradient_predivide_factor, process_set: same as in Horovod.
         compression: same as in Horovod. Late contributions and missed results are kept compressed.
-        backward_passes_per_step: same as in Horovod.
         op: same as in Horovod; a partial policy takes only `hvd.Average` and `hvd.Sum`.
-        gradient_predivide_factor: same as in Horovod.
         num_groups: same as in Horovod (deprecated there).
         groups: same as in Horovod. Under a partial policy each group is a bucket; other gradients are packed by size.
         sparse_as_dense: same as in Horovod; a partial policy needs it if gradients are sparse.
-        process_set: same as in Horovod.
         sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, a model policy, or the
             policy's name; None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`, which is Horovod's own optimizer.
         merging: `hvd.MergedGradients()` packs gradients by a measured plan (see `optimizer.merging_plan`). None leaves

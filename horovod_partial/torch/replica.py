@@ -135,10 +135,10 @@ class _Plan:
     def _put_tensor(self, value: _Tensor, own: Any, device: torch.device) -> torch.Tensor:
         data = self._arrays[value.key]
         fits = _is_plain(own) and (own.dtype, tuple(own.shape)) == (value.dtype, value.shape)
-        if fits and np.array_equal(bytes_of(own), data):
+        if fits and np.array_equal(_bytes_of(own), data):
             return own
         new = torch.empty(value.shape, dtype=value.dtype, device=_HOST)
-        bytes_of(new)[:] = data
+        _bytes_of(new)[:] = data
         self.apart[value.key] = _distance(own, new) if fits else float("inf")
         if fits and _can_be_overwritten(own):
             self.copies.append((own, new))
@@ -155,12 +155,9 @@ class _Plan:
         return value.kind.__tensor_unflatten__(parts, value.context, torch.Size(value.shape), value.stride)
 
 
-def bytes_of(tensor: torch.Tensor) -> Array:
-    """Return the bytes of a tensor as uint8, in one dimension. Makes no copy of a contiguous tensor on the host."""
-    if hasattr(tensor, "__tensor_flatten__"):
-        return np.concatenate([bytes_of(getattr(tensor, part)) for part in tensor.__tensor_flatten__()[0]])
-    dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
-    whole = dense.resolve_conj().resolve_neg().cpu().contiguous()
+def _bytes_of(tensor: torch.Tensor) -> Array:
+    """Return the bytes of a plain tensor as uint8, in one dimension. Makes no copy of a contiguous tensor on the host."""
+    whole = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return whole.reshape(-1).view(torch.uint8).numpy()
 
 
@@ -198,7 +195,7 @@ def _take_apart(value: Any, key: Key, arrays: dict[Key, Array]) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_take_apart(of, (kind, name, f"{what}.{i}"), arrays) for i, of in enumerate(value))
     if _is_plain(value):
-        arrays[key] = bytes_of(value)
+        arrays[key] = _bytes_of(value)
         return _Tensor(value.dtype, tuple(value.shape), key)
     if not hasattr(value, "__tensor_flatten__"):
         return _plain(value)

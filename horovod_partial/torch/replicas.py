@@ -16,7 +16,7 @@ from horovod.torch import functions, mpi_ops
 from horovod_partial.checks import require
 from horovod_partial.exchange import replicas
 from horovod_partial.exchange.arguments import check_kinds
-from horovod_partial.torch.model_buckets import ModelBucket
+from horovod_partial.torch.model_operations import ModelBucket
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.replica import ReplicaState
 from horovod_partial.torch.round_applier import RoundApplier

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from horovod_partial.runtime.appliers import NO_THREAD, this_thread
-from horovod_partial.torch.bucket_set import BucketSet
+from horovod_partial.runtime.appliers import this_thread
+from horovod_partial.torch.bucket_set import BucketSet, remove_hooks
 from horovod_partial.torch.buckets import GradientBucket, GradientFamily
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.replica import ReplicaState
@@ -39,7 +39,6 @@ class RoundApplier(Exchange, ABC):
         self.process_set = buckets.process_set
         self.round_steps = round_steps
         self.overflows: list[bool] = []
-        self.thread = NO_THREAD  # the thread that took the last step
         self.unscales = buckets.options.unscaled
         self.is_applying = False  # whether a round is being applied or waited for; if so, none is applied ahead
         self._set = buckets
@@ -48,9 +47,12 @@ class RoundApplier(Exchange, ABC):
         self._passes = passes
         self._steps_in_round = 1.0  # how many steps per rank, on average, the result of the newest round contains
         self._came_from: int | None = None  # the rank that has broadcast all parameters since the last round, if any
-        self._local_steps = 0
-        self._flushed_at = 0  # how many steps this rank had taken at the last flush
         self._has_warned = False  # whether the warning about `state_dict` without a flush was given
+        self._start()
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Make what the subclass needs, and take gradients and rounds from now on. The constructor ends with this call."""
 
     def belong_to(self, optimizer: Any) -> None:
         self._wrapped = weakref.ref(optimizer)
@@ -66,7 +68,9 @@ class RoundApplier(Exchange, ABC):
 
     @property
     def family(self) -> GradientFamily | None:
-        return self._set.declared
+        """The buckets if they were named in this generation of Horovod, and their process set exists; else None."""
+        is_there = self._set.is_current and self.process_set.process_set_id is not None
+        return self._set.family if is_there and self.buckets else None
 
     @property
     def replica(self) -> ReplicaState | None:
@@ -140,7 +144,7 @@ class RoundApplier(Exchange, ABC):
                 parameter.grad = gradient
 
     def stop_reducing(self) -> None:
-        self._set.remove_hooks()
+        remove_hooks(self._set.hooks)
 
     def succeed(self, before: Exchange) -> None:
         assert isinstance(before, RoundApplier)
@@ -168,7 +172,7 @@ class RoundApplier(Exchange, ABC):
     def flush_optimizer(self, optimizer: Any) -> None:
         if self.is_under_way:
             raise AssertionError("optimizer.flush() was called after loss.backward() but before optimizer.step().")
-        if self._set.has_hooks:
+        if self._set.hooks:
             self.thread = this_thread()
             runtime.flush(self.process_set.process_set_id)
         self._flushed_at = self._local_steps

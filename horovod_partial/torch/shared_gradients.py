@@ -12,12 +12,9 @@ import torch
 
 from horovod_partial.exchange.work_sharing import SharedWork
 from horovod_partial.runtime.appliers import Thread, this_thread
-from horovod_partial.torch.bucket_set import BucketSet
-from horovod_partial.torch.buckets import GradientFamily
-from horovod_partial.torch.micro_batch_bucket import MicroBatchBucket
+from horovod_partial.torch.buckets import GradientFamily, MicroBatchBucket
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.round_applier import RoundApplier
-from horovod_partial.torch.round_steps import RoundSteps
 from horovod_partial.torch.wrapping import Exchange
 
 
@@ -30,28 +27,20 @@ class SharedGradients(RoundApplier):
 
     buckets: list[MicroBatchBucket]
 
-    def __init__(
-        self,
-        buckets: BucketSet,
-        round_steps: RoundSteps,
-        grad_scaler: torch.amp.GradScaler | None,
-        passes: int,
-    ) -> None:
-        self.work = SharedWork(runtime, buckets.process_set, passes, self)
-        self.work.is_alone = not buckets.travels
-        super().__init__(buckets, round_steps, grad_scaler, passes)
+    def _start(self) -> None:
+        self.work = SharedWork(runtime, self.process_set, self._passes, self)
+        self.work.is_alone = not self._set.travels
         self.updated = 0
-        self._applied = 0  # how many updates have been applied
-        self._told = 0  # how many updates had been applied at the end of the last step
+        self._applied = 0  # how many updates have been applied since the end of the last step
         self._scale = 1.0
         if not self.process_set.included():
             return
-        buckets.register_hooks(self)
-        for parameter in buckets.bucket_of:
+        self._set.register_hooks(self)
+        for parameter in self._set.bucket_of:
             # A hook of the tensor runs before backward adds to its `grad`.
-            buckets.keep(parameter.register_hook(functools.partial(_clear_result, parameter)))  # type: ignore[no-untyped-call]
+            self._set.hooks.append(parameter.register_hook(functools.partial(_clear_result, parameter)))  # type: ignore[no-untyped-call]
         if self.work.is_alone:
-            self.unscales = grad_scaler is not None and grad_scaler.is_enabled()
+            self.unscales = self._grad_scaler is not None and self._grad_scaler.is_enabled()
         else:
             runtime.take_part_in_flushes(self.work)
 
@@ -82,7 +71,12 @@ class SharedGradients(RoundApplier):
     def gradient(self, parameter: torch.nn.Parameter) -> None:
         self._enter()
         if self.work.begun is None:
-            self._begin_in_backward()
+            self._require_loader()
+            if not self.work.begin(waits=False):
+                raise RuntimeError(
+                    "no micro-batch has begun here, and an update may have been made since the forward pass. step() begins the next "
+                    "one; where a step or a flush was interrupted, call optimizer.begin_micro_batch() before the next forward pass"
+                )
         if parameter not in self._set.bucket_of[parameter].missing:
             raise AssertionError(
                 f"gradients of {self._set.names[parameter]} were computed twice before step(). Under hvd.WorkSharing() each backward "
@@ -95,18 +89,12 @@ class SharedGradients(RoundApplier):
             self._scale = self._present_scale()
         self._add(parameter)
 
-    def _begin_in_backward(self) -> None:
-        """Begin a micro-batch after its forward pass. Raises RuntimeError if an update may have changed the weights."""
-        self._require_loader()
-        if not self.work.begin(waits=False):
-            raise RuntimeError(
-                "no micro-batch has begun here, and an update may have been made since the forward pass. step() begins the next "
-                "one; where a step or a flush was interrupted, call optimizer.begin_micro_batch() before the next forward pass"
-            )
-
     def _require_loader(self) -> None:
         if not self.work.begins_in_step and self.work.begun is None:
-            raise RuntimeError(_NOT_BEGUN)
+            raise RuntimeError(
+                "no micro-batch has begun here. Under DynamicShardingLoader one begins when its loop gives a batch: let each batch "
+                "have one backward pass and one step(), in the loop, and flush after step()"
+            )
 
     def _add(self, parameter: torch.nn.Parameter) -> None:
         bucket: Any = self._set.bucket_of[parameter]
@@ -156,7 +144,7 @@ class SharedGradients(RoundApplier):
         while self.work.must_apply():
             self._apply_all(optimizer)
         self._set.tell()
-        self.updated, self._told = self._applied - self._told, self._applied
+        self.updated, self._applied = self._applied, 0
         return loss
 
     def _complete_micro_batch(self) -> None:
@@ -258,9 +246,3 @@ def _clear_result(parameter: torch.nn.Parameter, *_: Any) -> None:
     """Set `grad` to None if it is the result of an update, because it must not enter the next micro-batch."""
     if getattr(parameter.grad, "is_result", False):
         parameter.grad = None
-
-
-_NOT_BEGUN = (
-    "no micro-batch has begun here. Under DynamicShardingLoader one begins when its loop gives a batch: let each batch have one "
-    "backward pass and one step(), in the loop, and flush after step()"
-)

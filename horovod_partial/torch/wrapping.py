@@ -13,7 +13,9 @@ from torch.utils.hooks import RemovableHandle
 from horovod_partial.checks import require_count
 from horovod_partial.exchange.names import InstanceNames
 from horovod_partial.exchange.rounds import RoundInfo
+from horovod_partial.exchange.wrapping import subclass
 from horovod_partial.merging import MergingPlan
+from horovod_partial.runtime.appliers import NO_THREAD
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.ownership import require_ownership, take_over
@@ -36,6 +38,9 @@ class Exchange:
     last_round: RoundInfo | None = None
     last_average: Any = None
     updated = 1
+    thread = NO_THREAD  # the thread that took the last step
+    _local_steps = 0  # how many steps this rank has taken
+    _flushed_at = 0  # how many of these it had taken at the last flush
 
     def belong_to(self, optimizer: Any) -> None:
         """Learn which wrapped optimizer holds this object. The reference must be weak."""
@@ -353,10 +358,9 @@ def wrap(
 ) -> Any:
     """Return an instance of a subclass of the optimizer's class, with `members`. State and groups are shared."""
     exchange = make_exchange(optimizer)  # wrong arguments raise errors in this call, before anything has changed
-    base = type(optimizer)
     # Horovod's broadcast_optimizer_state takes steps without reducing if a wrapper's class has Horovod's module name.
-    body = {**vars(_Methods), "__module__": "horovod.torch.optimizer", "_base": base, **members}
-    instance: Any = object.__new__(type(base.__name__, (base,), body))
+    members["__module__"] = "horovod.torch.optimizer"
+    instance: Any = object.__new__(subclass(type(optimizer), _Methods, **members))
     vars(instance).update(own_attributes(optimizer))
     instance._exchange = exchange
     instance._make_exchange = make_exchange

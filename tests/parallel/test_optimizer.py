@@ -519,6 +519,18 @@ def test_gradients_of_one_rank_that_are_not_finite(world: World, policy: str) ->
     world.same(weights(model))
 
 
+def test_unscale_after_synchronize_with_a_scaler_that_does_nothing(world: World) -> None:
+    model = make_model()
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    optimizer = hvd.DistributedOptimizer(MAKERS["momentum"](model), sync=EVERYBODY, grad_scaler=scaler)
+    scaler.scale(loss_of(model, world.rank, 0)).backward()
+    optimizer.synchronize()
+    scaler.unscale_(optimizer)
+    with optimizer.skip_synchronize():
+        scaler.step(optimizer)
+    assert weights(model) == pytest.approx(reference(world, "momentum", 1), abs=1e-5)
+
+
 @pytest.mark.parametrize("policy", ["full", "solo"])
 def test_the_newest_wrapper_of_a_parameter_reduces_it(world: World, policy: str) -> None:
     """A schedule keeps the wrapper of an earlier phase alive. Its hooks would write what the new one reduces."""

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_partial.exchange.wp_sgd import average_converges, average_is_useful, estimate_contraction
-from horovod_partial.torch.model_buckets import ModelBucket, averaged_tensors
+from horovod_partial.torch.model_exchange import averaged_tensors
+from horovod_partial.torch.model_operations import ModelBucket
 
 # --- WP-SGD's tests ---------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ STATES = {
     "shown": START.waited(has_result=True).watched(misses_more=False),
     "shown, more wait": START.waited(has_result=True).watched(misses_more=True),
     "shown, empty": START.waited(has_result=False).watched(misses_more=False),
-    "shown by a step that failed": START.waited(has_result=True).watched(misses_more=True).unwatched(),
+    "shown by a step that failed": START.waited(has_result=True).watched(misses_more=True).applying(changed=False),
     "left": START.waited(has_result=True).watched(misses_more=False).gradient(),
     "left, more wait": START.waited(has_result=True).watched(misses_more=True).gradient(),
     "left, empty": START.waited(has_result=False).watched(misses_more=False).gradient(),
