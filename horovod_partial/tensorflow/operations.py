@@ -19,19 +19,11 @@ from horovod_partial.tensorflow.graph import arrive, runtime, wire_dtype
 Tensors: TypeAlias = "tf.Tensor | Sequence[tf.Tensor]"
 
 add_process_set = runtime.add_process_set
+init = runtime.init
 remove_process_set = runtime.remove_process_set
 record = runtime.record
 shutdown = runtime.shutdown
 watch = runtime.watch
-
-
-def init(*args: Any, **kwargs: Any) -> None:
-    """Call `horovod.tensorflow.init`, then prove by a handshake that partial collectives work on every rank.
-
-    Raises ImportError if a hook does not run on some rank. Every rank raises the same ValueError if settings contradict
-    each other.
-    """
-    runtime.init(*args, **kwargs)
 
 
 def join(*args: Any, **kwargs: Any) -> Any:
