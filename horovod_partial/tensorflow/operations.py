@@ -97,26 +97,16 @@ def partial_allreduce(
         "return_info": return_info,
     }
     policy = of_allreduce(sync, arguments)
-    if isinstance(policy, Full):
-        if return_info:
-            raise ValueError("there are no rounds under Full(), so there is no RoundInfo")
-        return _full_allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set)
-    options = {
-        "prescale_factor": prescale_factor,
-        "postscale_factor": postscale_factor,
-        "missed": bucket_config.missed_by(policy, replays=False),
-    }
-    return _reduce(tensor, name, op, policy, process_set, options, return_info=return_info)
-
-
-def _full_allreduce(
-    tensor: Tensors, name: str | None, op: int, prescale: float, postscale: float, process_set: ProcessSet
-) -> Any:
-    options = {"op": op, "prescale_factor": prescale, "postscale_factor": postscale, "process_set": process_set}
+    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    if not isinstance(policy, Full):
+        options = {**factors, "missed": bucket_config.missed_by(policy, replays=False)}
+        return _reduce(tensor, name, op, policy, process_set, options, return_info=return_info)
+    if return_info:
+        raise ValueError("there are no rounds under Full(), so there is no RoundInfo")
     runtime.check_initialized()
     if isinstance(tensor, (list, tuple)):
-        return horovods.grouped_allreduce(list(tensor), name=name, **options)
-    return horovods.allreduce(tensor, name=name, **options)
+        return horovods.grouped_allreduce(list(tensor), name=name, op=op, process_set=process_set, **factors)
+    return horovods.allreduce(tensor, name=name, op=op, process_set=process_set, **factors)
 
 
 @tf.autograph.experimental.do_not_convert
