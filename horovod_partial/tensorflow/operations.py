@@ -166,14 +166,8 @@ def reduce_models(
     `work` are the steps, or the iteration, that decide the weight of the model. Returns the average; with `return_info` a
     pair of the average and a `RoundInfo`.
     """
-    several = isinstance(tensor, (list, tuple))
-    tensors = [tf.convert_to_tensor(one) for one in (tensor if several else [tensor])]
-    for one in tensors:
-        if not one.dtype.is_floating:
-            raise ValueError(f"an average of models needs floating-point tensors, not {one.dtype.name}")
     options = bucket_config.of_models(policy)
-    model = tensors if several else tensors[0]
-    return _reduce(model, name, Average, policy, process_set, options, work=work, return_info=return_info)
+    return _reduce(tensor, name, Average, policy, process_set, options, work=work, return_info=return_info)
 
 
 def _reduce(
@@ -198,6 +192,8 @@ def _reduce(
     if len(dtypes) != 1:
         raise ValueError(f"tensors that travel together must have one dtype, not {sorted(d.name for d in dtypes)}")
     dtype = dtypes.pop()
+    if isinstance(policy, ModelPolicy) and not dtype.is_floating:
+        raise ValueError(f"an average of models needs floating-point tensors, not {dtype.name}")
     wire = wire_dtype(dtype)
     size = runtime.size_of(process_set)
     spec = bucket_config.arguments(sync=policy, size=size, average=divides, is_integer=dtype.is_integer, **options)
