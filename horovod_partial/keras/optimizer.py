@@ -159,8 +159,9 @@ class _Methods:
 class _Progress:
     """An optimizer's number of steps, now and at its last flush. This object outlives the optimizer."""
 
-    def __init__(self, iterations: Any) -> None:
-        self._iterations = iterations
+    def __init__(self, optimizer: Any) -> None:
+        # `_iterations` counts backward passes. If Keras accumulates gradients, `iterations` counts only updates.
+        self._iterations = inner(optimizer)._iterations
         self._flushed_at = 0
 
     def flushed(self) -> None:
@@ -186,6 +187,7 @@ class _State:
 
     def __init__(
         self,
+        optimizer: Any,
         name: str,
         policy: Policy,
         arguments: dict[str, Any],
@@ -210,7 +212,7 @@ class _State:
         self._tenure = Tenure(backend.runtime)  # the generation of Horovod in which the exchange was made
         self._owner: _attach.Owner | None = None  # when it is gone, the buckets of gradients end
         self._introduction: healing.Introduction | None = None  # compares the variables of all ranks at the start
-        self._progress: _Progress | None = None  # counts of steps, now and at the last flush; None before first use
+        self._progress = _Progress(optimizer)
         self._has_warned = False
         # True while the models at the start are compared, to warn if they differ. If False, graphs do not call Python.
         self._may_tell = keras.Variable(False, dtype="bool", trainable=False)
@@ -218,12 +220,6 @@ class _State:
     @property
     def _has_rounds(self) -> bool:
         return not isinstance(self._policy, Full) and backend.runtime.size_of(self.process_set) > 1
-
-    def _progress_of(self, optimizer: Any) -> _Progress:
-        if self._progress is None:
-            # `_iterations` counts backward passes. If Keras accumulates gradients, `iterations` counts only updates.
-            self._progress = _Progress(inner(optimizer)._iterations)
-        return self._progress
 
     def _current(self) -> GradientExchange | ModelExchange | WorkSharingExchange | None:
         """Return the object that exchanges gradients or models; None before the first step of this generation."""
@@ -317,7 +313,7 @@ class _State:
         return is_over
 
     def _follow(self, optimizer: Any) -> None:
-        if not self._progress_of(optimizer).follows(optimizer._trainable_variables):
+        if not self._progress.follows(optimizer._trainable_variables):
             warnings.warn(
                 "an optimizer begins to train what another one has trained that was not flushed: what that has pending or has "
                 "missed is lost, and replicas part. Call flush() of the one before on every rank, before the first step of the "
@@ -387,9 +383,9 @@ class _State:
         # passes: subtract these.
         optimizer._iterations.assign_sub(passes)
 
-    def end_epoch(self, optimizer: Any) -> None:
+    def end_epoch(self) -> None:
         """Note that all updates of an epoch have been applied, so that another optimizer may train the model."""
-        self._progress_of(optimizer).flushed()
+        self._progress.flushed()
 
     def leave(self) -> None:
         """At the end of `fit`, let other ranks make the micro-batch that this rank has begun."""
@@ -412,7 +408,7 @@ class _State:
 
     def is_flushed(self, optimizer: Any) -> bool:
         made = self._in_use()
-        return made is None or self._progress_of(optimizer).is_flushed() or made.is_settled
+        return made is None or self._progress.is_flushed() or made.is_settled
 
     def before_saving(self, optimizer: Any) -> None:
         if self._has_warned or isinstance(self._policy, ModelPolicy) or self.is_flushed(optimizer):
@@ -431,7 +427,7 @@ class _State:
             made.flush_optimizer(optimizer)
         elif made is not None:
             made.flush()
-        self._progress_of(optimizer).flushed()
+        self._progress.flushed()
 
 
 def _apply_round(optimizer: Any, gradients: list[Any], variables: list[Any], steps: Any) -> None:
@@ -605,7 +601,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     wrapped: Any = object.__new__(subclass(base, _Methods, _horovod_arguments=repeated, __slots__=("_horovod",)))
     # Call `__setattr__` of `object`, because Keras's own would track `__dict__` like a variable of the optimizer.
     object.__setattr__(wrapped, "__dict__", optimizer.__dict__)
-    object.__setattr__(wrapped, "_horovod", _State(prefix, policy, arguments, options, passes, averages))
+    object.__setattr__(wrapped, "_horovod", _State(optimizer, prefix, policy, arguments, options, passes, averages))
     return wrapped
 
 
