@@ -185,7 +185,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         finally:
             self.on_epoch_end()
 
-    # --- Methods of a `DataAdapter`, which Keras calls
+    # --- Methods and attributes of a `DataAdapter`, which Keras uses
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         return self._batches()
@@ -210,22 +210,13 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         options.experimental_optimization.inject_prefetch = False
         return tf.data.Dataset.from_generator(self._batches, output_signature=signature).with_options(options)
 
-    @property
-    def num_batches(self) -> int:
-        """0, because the number of batches differs between epochs, and Keras must not learn it from the first one."""
-        return 0
+    num_batches = 0  # the number of batches differs between epochs, and Keras must not learn it from the first one
+    has_partial_batch = False
+    partial_batch_size = None
 
     @property
     def batch_size(self) -> int | None:
         return None if self._items is not None else self._batch_size
-
-    @property
-    def has_partial_batch(self) -> bool:
-        return False
-
-    @property
-    def partial_batch_size(self) -> None:
-        return None
 
 
 def _arrays(part: Any) -> Any:
