@@ -17,6 +17,7 @@ from horovod_partial.checks import is_int, require
 from horovod_partial.exchange.arguments import check_sampler
 from horovod_partial.exchange.sharding import Place, Plan, Shards
 from horovod_partial.keras.backend import backend
+from horovod_partial.keras.work_sharing import shares_work
 from horovod_partial.runtime.tenure import Tenure
 
 # Keras warns if it did not know an epoch's number of batches. With work sharing it never does: ignore the warning.
@@ -68,14 +69,11 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        state = getattr(optimizer, "_horovod", None)
-        require(
-            getattr(state, "shares_work", False),
-            "optimizer",
-            "of hvd.DistributedOptimizer(..., sync=hvd.WorkSharing())",
-            optimizer,
-        )
+        fits = shares_work(optimizer)
+        require(fits, "optimizer", "of hvd.DistributedOptimizer(..., sync=hvd.WorkSharing())", optimizer)
         self._optimizer = optimizer
+        self._horovod = optimizer._horovod
+        self._process_set = self._horovod.process_set
         self._items = x if isinstance(x, keras.utils.PyDataset) else None
         require(sample_weight is None or y is not None, "y", "given where sample_weight is", y)
         given = [part for part in (x, y, sample_weight) if part is not None]
@@ -98,14 +96,6 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         self._first = 0  # the value of `optimizer.rounds` before the first update of the present epoch
         self._tenure = Tenure(backend.runtime)  # the generation of Horovod in which the present epoch was planned
         self._loop = object()  # new for each loop over the data: a loop that finds another object is not the newest
-
-    @property
-    def _horovod(self) -> Any:
-        return self._optimizer._horovod
-
-    @property
-    def _process_set(self) -> Any:
-        return self._horovod.process_set
 
     def _order(self, epoch: int) -> npt.NDArray[Any]:
         samples = self._shards.samples

@@ -15,6 +15,11 @@ from horovod_partial.runtime import healing
 from horovod_partial.runtime.appliers import this_thread
 
 
+def shares_work(optimizer: Any) -> bool:
+    """Return whether `hvd.DistributedOptimizer` has wrapped an optimizer under the policy `hvd.WorkSharing`."""
+    return getattr(getattr(optimizer, "_horovod", None), "shares_work", False)
+
+
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls a bound method, and does not keep the method's object alive."""
     reference = weakref.WeakMethod(method)
