@@ -78,7 +78,8 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         require(sample_weight is None or y is not None, "y", "given where sample_weight is", y)
         given = [part for part in (x, y, sample_weight) if part is not None]
         if self._items is None:
-            self._arrays = tuple(_arrays(part) for part in given)
+            # Lists become tuples, because `tf.data` would make a tensor of a list.
+            self._arrays = keras.tree.map_structure(np.asarray, keras.tree.lists_to_tuples(tuple(given)))
             lengths = {len(array) for array in keras.tree.flatten(self._arrays)}
             require(len(lengths) == 1, "x, y, sample_weight", "arrays of equally many samples", sorted(lengths))
             (samples,) = lengths
@@ -207,15 +208,6 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
     @property
     def batch_size(self) -> int | None:
         return None if self._items is not None else self._batch_size
-
-
-def _arrays(part: Any) -> Any:
-    """Return a structure with NumPy arrays. Lists become tuples, because `tf.data` would make a tensor of a list."""
-    if isinstance(part, dict):
-        return {name: _arrays(one) for name, one in part.items()}
-    if isinstance(part, list | tuple):
-        return tuple(map(_arrays, part))
-    return np.asarray(part)
 
 
 class _Again:
