@@ -6,7 +6,7 @@ import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -36,6 +36,7 @@ from horovod_partial.settings import settings
 
 Average, Compression = backend.horovod.Average, backend.horovod.Compression
 
+_Exchange: TypeAlias = GradientExchange | ModelExchange | WorkSharingExchange
 _names = InstanceNames(backend.runtime)
 
 
@@ -208,7 +209,7 @@ class _State:
         self.unscaled = options is not None and options.unscaled  # whether gradients travel without the loss scale
         self.averages = averages  # whether gradients of a step's backward passes are averaged; if not, they are summed
         self.local: list[Any] = []  # the variables whose gradients are not combined over the ranks
-        self._made: GradientExchange | ModelExchange | WorkSharingExchange | None = None
+        self._made: _Exchange | None = None
         self._tenure = Tenure(backend.runtime)  # the generation of Horovod in which the exchange was made
         self._owner: _attach.Owner | None = None  # when it is gone, the buckets of gradients end
         self._introduction: healing.Introduction | None = None  # compares the variables of all ranks at the start
@@ -221,11 +222,11 @@ class _State:
     def _has_rounds(self) -> bool:
         return not isinstance(self._policy, Full) and backend.runtime.size_of(self.process_set) > 1
 
-    def _current(self) -> GradientExchange | ModelExchange | WorkSharingExchange | None:
+    def _current(self) -> _Exchange | None:
         """Return the object that exchanges gradients or models; None before the first step of this generation."""
         return self._made if self._tenure.is_current else None
 
-    def _in_use(self) -> GradientExchange | ModelExchange | WorkSharingExchange | None:
+    def _in_use(self) -> _Exchange | None:
         """Return `_current()`. First let the exchange of a graph that is older than this generation belong to it."""
         made = None if self._tenure.is_current else self._made
         if isinstance(made, GradientExchange) and made.is_in_use and _names.take(made.name):
@@ -245,9 +246,7 @@ class _State:
             self._tenure.enter()
         return self._made
 
-    def _new_exchange(
-        self, optimizer: Any, variables: Sequence[Any]
-    ) -> GradientExchange | ModelExchange | WorkSharingExchange:
+    def _new_exchange(self, optimizer: Any, variables: Sequence[Any]) -> _Exchange:
         if self.shares_work and self.local:
             raise ValueError(
                 f"local variables cannot be used with {self._policy!r}: each rank would train its own part"
