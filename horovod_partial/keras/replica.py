@@ -32,12 +32,6 @@ def arrays_of(variables: Iterable[Any]) -> dict[Key, Array]:
     return {("weight", index, ""): _bytes_of(variable) for index, variable in enumerate(variables)}
 
 
-def state_of(optimizer: Any) -> list[Any]:
-    """Return an optimizer's variables that must be equal on all ranks: all but accumulated gradients. [] for None."""
-    own = {id(variable) for variable in getattr(optimizer, "_accumulated_gradients", ())}
-    return [variable for variable in variables_of(optimizer) if id(variable) not in own]
-
-
 def variables_of(optimizer: Any) -> list[Any]:
     """Return all variables of an optimizer, wrapped or not; an empty list for None."""
     return getattr(optimizer, "all_variables", None) or getattr(optimizer, "variables", [])
@@ -49,7 +43,10 @@ class ReplicaOfVariables:
     def __init__(self, variables: list[Any], optimizer: Any) -> None:
         self._optimizer = optimizer  # this reference keeps the optimizer, and so its buckets, alive while ranks compare
         self._variables = variables
-        everything = {"weight": variables, "optimizer's variable": state_of(optimizer)}
+        # Each rank has its own accumulated gradients. All other variables of the optimizer must be equal.
+        own = {id(variable) for variable in getattr(optimizer, "_accumulated_gradients", ())}
+        state = [variable for variable in variables_of(optimizer) if id(variable) not in own]
+        everything = {"weight": variables, "optimizer's variable": state}
         # Keras numbers all layers of a process, so paths of variables may differ between ranks. Remove the numbers.
         self._named: dict[Key, Any] = {
             (kind, index, re.sub(r"_\d+", "", variable.path)): variable
