@@ -51,12 +51,11 @@ class _Methods:
 
         Same as Horovod's method of this name.
         """
-        pairs = list(zip(sources, self.gradient(target, sources, *args, **kwargs), strict=True))
-        are_local = [self._exchange.is_local(source) for source in sources]
-        return (
-            [pair for pair, is_local in zip(pairs, are_local, strict=True) if is_local],
-            [pair for pair, is_local in zip(pairs, are_local, strict=True) if not is_local],
-        )
+        local: list[tuple[Any, Any]] = []
+        shared: list[tuple[Any, Any]] = []
+        for pair in zip(sources, self.gradient(target, sources, *args, **kwargs), strict=True):
+            (local if self._exchange.is_local(pair[0]) else shared).append(pair)
+        return local, shared
 
 
 @tf.autograph.experimental.do_not_convert
