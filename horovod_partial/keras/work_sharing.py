@@ -149,10 +149,9 @@ class WorkSharingExchange:
     def _apply_results(self, results: list[Any]) -> None:
         """Apply the gradients of an update. Variables without a gradient do not change, not even by weight decay."""
         assert self._apply is not None
-        absent = self._absent or [False] * len(results)
-        self._apply(
-            [None if gone else result for gone, result in zip(absent, results, strict=True)], self._variables, 1.0
-        )
+        assert self._absent is not None
+        pairs = zip(self._absent, results, strict=True)
+        self._apply([None if gone else result for gone, result in pairs], self._variables, 1.0)
 
     @property
     def rounds(self) -> int:
