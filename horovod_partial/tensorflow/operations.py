@@ -138,10 +138,8 @@ def average(
         The average, of the same shapes and dtype as `tensor`; with `return_info` a pair of it and the `RoundInfo`.
 
     Raises:
-        ValueError: an argument is wrong, or the name is bound to another shape, dtype or policy, or in use, or XLA is to
-            compile the function that calls this. A running graph raises `tf.errors.InvalidArgumentError` instead.
-        HorovodInternalError: Horovod has failed or was shut down, or the ranks disagree about the bucket, or Horovod
-            reduces with an operation without groups. A running graph raises `tf.errors.UnknownError` instead.
+        ValueError: same as in `partial_allreduce`.
+        HorovodInternalError: same as in `partial_allreduce`; also if Horovod reduces with an operation without groups.
     """
     count = steps
     if isinstance(steps, tf.Tensor):
