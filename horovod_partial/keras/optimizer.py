@@ -575,7 +575,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     shares = isinstance(policy, WorkSharing)
     # With `backward_passes_per_step=1` the user's optimizer may accumulate gradients. Keras then averages over passes.
     averages = average_aggregated_gradients or backward_passes_per_step == 1
-    passes = _passes_of(optimizer, backward_passes_per_step) if shares else backward_passes_per_step
+    passes = _passes_of(optimizer, backward_passes_per_step)
     options = None
     if isinstance(policy, ModelPolicy):
         ModelExchange(policy, arguments)  # made only to check arguments: wrong ones raise errors now, not in a step
@@ -620,8 +620,6 @@ def _accumulate(optimizer: Any, passes: int) -> None:
             f"a {type(optimizer).__name__} takes no backward_passes_per_step; set gradient_accumulation_steps of the "
             "optimizers within it"
         )
-    if optimizer.gradient_accumulation_steps not in (None, passes):
-        raise ValueError("give backward_passes_per_step or gradient_accumulation_steps, not both")
     if optimizer.built and not optimizer.gradient_accumulation_steps:
         raise ValueError("the optimizer is built already, without accumulators for backward_passes_per_step")
     optimizer.gradient_accumulation_steps = passes
