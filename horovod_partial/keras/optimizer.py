@@ -488,11 +488,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> Any:
     """Wrap an optimizer of Keras 3: gradients are combined over the ranks before a step, or models are averaged after it.
 
-    The arguments before `sync` are those of `horovod.tensorflow.keras.DistributedOptimizer`. (On Keras 3 that function
-    silently reduces nothing.) Their order is that of `horovod.keras.DistributedOptimizer`, which lacks some of them.
-    The wrapped optimizer works in `model.fit`, with `run_eagerly`, and in your own loops that call `apply`. On
-    TensorFlow `jit_compile=True` raises an error. Saved models contain the unwrapped optimizer: `hvd.load_model` wraps
-    it again.
+    The arguments before `sync` are those of `horovod.tensorflow.keras.DistributedOptimizer`, but for what is said of them
+    here. (On Keras 3 that function silently reduces nothing.) Their order is that of `horovod.keras.DistributedOptimizer`,
+    which lacks some of them. The wrapped optimizer works in `model.fit`, with `run_eagerly`, and in your own loops that
+    call `apply`. On TensorFlow `jit_compile=True` raises an error. Saved models contain the unwrapped optimizer:
+    `hvd.load_model` wraps it again.
 
     With a model policy (`hvd.GroupAverage`, `hvd.PartialReduce`, `hvd.WeightedAverage`) each rank steps with its own
     gradients, then averages its model with others; arguments about gradients do not apply. Let all ranks start from the
@@ -506,20 +506,15 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         optimizer: any optimizer of Keras 3. The wrapper shares its state. Wrap the outermost optimizer; if the global
             dtype policy is `mixed_float16`, a `LossScaleOptimizer` is added for you.
         name: prefix of the names of tensors and buckets.
-        device_dense: same as in Horovod, only under `hvd.Full()`; refused on PyTorch.
-        device_sparse: same as in Horovod, only under `hvd.Full()`; refused on PyTorch.
-        compression: same as in Horovod. Late contributions and missed results are kept compressed.
-        sparse_as_dense: same as in Horovod; a partial policy, and Keras on PyTorch, needs it if gradients are sparse.
-        gradient_predivide_factor: same as in Horovod.
-        op: same as in Horovod; a partial policy takes only `hvd.Average` and `hvd.Sum`.
-        backward_passes_per_step: same as in Horovod: the gradients of this many passes are summed before they travel,
-            by Keras's own `gradient_accumulation_steps`. Under `hvd.WorkSharing()` it is the number of micro-batches
-            that an update has for each rank, on average.
-        average_aggregated_gradients: same as in Horovod: average the gradients of these passes instead of summing them.
-        num_groups: same as in Horovod (deprecated there).
-        groups: same as in Horovod; under a partial policy each group is a bucket.
-        process_set: same as in Horovod.
-        scale_local_gradients: same as in Horovod.
+        device_dense, device_sparse: only for `hvd.Full()`; refused on PyTorch.
+        compression: late contributions and missed results are kept compressed.
+        sparse_as_dense: a partial policy, and Keras on PyTorch, needs it if gradients are sparse.
+        op: a partial policy takes only `hvd.Average` and `hvd.Sum`.
+        backward_passes_per_step: the gradients of this many passes are summed before they travel, by Keras's own
+            `gradient_accumulation_steps`. Under `hvd.WorkSharing()` it is the number of micro-batches that an update has
+            for each rank, on average.
+        average_aggregated_gradients: average the gradients of these passes instead of summing them.
+        groups: under a partial policy each group is a bucket.
         sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, `hvd.WorkSharing()`, a model policy, or
             the policy's name; None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`.
 
