@@ -12,7 +12,7 @@ from horovod.tensorflow.mpi_ops import Average, Sum
 
 from horovod_partial.checks import require
 from horovod_partial.exchange.arguments import check_kinds, is_average, of_allreduce, of_average
-from horovod_partial.policies import Full, ModelPolicy, Policy, Quorum
+from horovod_partial.policies import Full, ModelPolicy, Policy
 from horovod_partial.runtime import bucket_config, round_stats
 from horovod_partial.tensorflow.graph import arrive, runtime, wire_dtype
 
@@ -100,7 +100,7 @@ def partial_allreduce(
     factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
     if not isinstance(policy, Full):
         options = {**factors, "missed": bucket_config.missed_by(policy, replays=False)}
-        return _reduce(tensor, name, op, policy, process_set, options, return_info=return_info)
+        return reduce(tensor, name, op, policy, process_set, options, return_info=return_info)
     if return_info:
         raise ValueError("there are no rounds under Full(), so there is no RoundInfo")
     runtime.check_initialized()
@@ -147,28 +147,11 @@ def average(
         count = 0  # checks get 0 in place of `steps`, because a tensor has no value before its graph runs
     policy = of_average(policy, count)
     work = 0 if steps is None else steps
-    return reduce_models(tensor, name, policy, process_set, work=work, return_info=return_info)
-
-
-def reduce_models(
-    tensor: Tensors,
-    name: str | None,
-    policy: ModelPolicy | Quorum,
-    process_set: ProcessSet,
-    *,
-    work: tf.Tensor | int = 0,
-    return_info: bool = False,
-) -> Any:
-    """Average a model, one tensor or several, in the bucket `name`, under a policy of models.
-
-    `work` are the steps, or the iteration, that decide the weight of the model. Returns the average; with `return_info` a
-    pair of the average and a `RoundInfo`.
-    """
     options = bucket_config.of_models(policy)
-    return _reduce(tensor, name, Average, policy, process_set, options, work=work, return_info=return_info)
+    return reduce(tensor, name, Average, policy, process_set, options, work=work, return_info=return_info)
 
 
-def _reduce(
+def reduce(
     tensor: Tensors,
     name: str | None,
     op: int,
@@ -179,6 +162,11 @@ def _reduce(
     work: tf.Tensor | int = 0,
     return_info: bool,
 ) -> Any:
+    """Reduce one tensor or several in the bucket `name`. `options` are further arguments of `bucket_config.arguments`.
+
+    `work` is the steps, or the iteration, that decide the weight of a model. Returns the result; with `return_info` a
+    pair of the result and a `RoundInfo`.
+    """
     check_kinds({"name": name, "op": op, "process_set": process_set, "return_info": return_info})
     runtime.check_initialized()
     divides = is_average(op, Average, Sum)
