@@ -89,7 +89,6 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         check_sampler(batch_size, shuffle, drop_last, self._process_set)
         self._shards = Shards(samples, batch_size, self._horovod.passes, drop_last, self._order)
         self._shards.check(seed, backend.runtime.size_of(self._process_set))
-        self._batch_size = batch_size
         self._shuffle = shuffle
         self._seed = seed
         self.epoch = 0
@@ -207,7 +206,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
 
     @property
     def batch_size(self) -> int | None:
-        return None if self._items is not None else self._batch_size
+        return None if self._items is not None else self._shards.batch_size
 
 
 class _Again:
