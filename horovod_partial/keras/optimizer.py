@@ -570,7 +570,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     shares = isinstance(policy, WorkSharing)
     # With `backward_passes_per_step=1` the user's optimizer may accumulate gradients. Keras then averages over passes.
     averages = average_aggregated_gradients or backward_passes_per_step == 1
-    passes = _passes_of(optimizer, backward_passes_per_step)
+    steps = inner(optimizer).gradient_accumulation_steps
+    if backward_passes_per_step > 1 and steps not in (None, backward_passes_per_step):
+        raise ValueError("give backward_passes_per_step or gradient_accumulation_steps, not both")
+    passes = int(steps or backward_passes_per_step)  # under `WorkSharing`: micro-batches of an update for each rank
     options = None
     if isinstance(policy, ModelPolicy):
         ModelExchange(policy, arguments)  # made only to check arguments: wrong ones raise errors now, not in a step
@@ -597,14 +600,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     object.__setattr__(wrapped, "__dict__", optimizer.__dict__)
     object.__setattr__(wrapped, "_horovod", _State(optimizer, prefix, policy, arguments, options, passes, averages))
     return wrapped
-
-
-def _passes_of(optimizer: Any, passes: int) -> int:
-    """Return how many micro-batches an update has for each rank. `passes` is the argument `backward_passes_per_step`."""
-    steps = inner(optimizer).gradient_accumulation_steps
-    if passes > 1 and steps not in (None, passes):
-        raise ValueError("give backward_passes_per_step or gradient_accumulation_steps, not both")
-    return int(steps or passes)
 
 
 def _accumulate(optimizer: Any, passes: int) -> None:
