@@ -231,7 +231,7 @@ class _State:
         made = None if self._tenure.is_current else self._made
         if isinstance(made, GradientExchange) and made.is_in_use and _names.take(made.name):
             self._tenure.enter()
-            made.enter_generation()
+            backend.runtime.family(self.process_set, made.bucket_names).own(self._owner)
             self._introduce(made.name, ())  # compares no variables: this rank's have changed in steps since the restart
         return self._current()
 
