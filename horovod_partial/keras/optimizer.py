@@ -141,7 +141,9 @@ class _Methods:
         return self._horovod.is_flushed(self)
 
     def finalize_variable_values(self, var_list: Any) -> None:
-        self._horovod.leave()  # Keras's `fit` calls this method at its end, even if training stops within an epoch
+        sharing = self._horovod.sharing
+        if sharing is not None:  # Keras's `fit` calls this method at its end, even if training stops within an epoch
+            sharing.work.give_back()
         self._base.finalize_variable_values(self, var_list)
 
     def get_config(self) -> dict[str, Any]:
@@ -385,11 +387,6 @@ class _State:
     def end_epoch(self) -> None:
         """Note that all updates of an epoch have been applied, so that another optimizer may train the model."""
         self._progress.flushed()
-
-    def leave(self) -> None:
-        """At the end of `fit`, let other ranks make the micro-batch that this rank has begun."""
-        if self.sharing is not None:
-            self.sharing.work.give_back()
 
     def before_round(self, optimizer: Any) -> None:
         if self.rates is not None:
