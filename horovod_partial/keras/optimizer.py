@@ -263,8 +263,14 @@ class _State:
             exchange.use_name(name)
             return exchange
         self._owner, self._introduction = _attach.Owner(), None
-        if self.shares_work or self._has_rounds:
-            self._follow(optimizer)
+        applies_rounds = self.shares_work or self._has_rounds
+        if applies_rounds and not self._progress.follows(optimizer._trainable_variables):
+            warnings.warn(
+                "an optimizer begins to train what another one has trained that was not flushed: what that has pending or has "
+                "missed is lost, and replicas part. Call flush() of the one before on every rank, before the first step of the "
+                "new one",
+                stacklevel=1,
+            )
         if self._has_rounds and (self.process_set.included() or not self.shares_work):
             self._introduce(name, [variable for variable in trained if id(backend.native(variable)) not in local])
         replica = replica_of(optimizer)
@@ -312,15 +318,6 @@ class _State:
         is_over = introduction is None or introduction.tell(claims=False)
         self._may_tell.assign(not is_over)
         return is_over
-
-    def _follow(self, optimizer: Any) -> None:
-        if not self._progress.follows(optimizer._trainable_variables):
-            warnings.warn(
-                "an optimizer begins to train what another one has trained that was not flushed: what that has pending or has "
-                "missed is lost, and replicas part. Call flush() of the one before on every rank, before the first step of the "
-                "new one",
-                stacklevel=2,
-            )
 
     @property
     def shares_work(self) -> bool:
