@@ -130,7 +130,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         if self._plan is not None and self._rounds >= self._horovod.end:
             self._plan = None
             self.epoch += 1
-            self._horovod.end_epoch()
+            self._horovod.progress.flushed()  # all updates have been applied: another optimizer may train the model
 
     @property
     def _rounds(self) -> int:

@@ -215,7 +215,7 @@ class _State:
         self._tenure = Tenure(backend.runtime)  # the generation of Horovod in which the exchange was made
         self._owner: _attach.Owner | None = None  # when it is gone, the buckets of gradients end
         self._introduction: healing.Introduction | None = None  # compares the variables of all ranks at the start
-        self._progress = _Progress(optimizer)
+        self.progress = _Progress(optimizer)
         self._has_warned = False
         # True while the models at the start are compared, to warn if they differ. If False, graphs do not call Python.
         self._may_tell = keras.Variable(False, dtype="bool", trainable=False)
@@ -264,7 +264,7 @@ class _State:
             return exchange
         self._owner, self._introduction = _attach.Owner(), None
         applies_rounds = self.shares_work or self._has_rounds
-        if applies_rounds and not self._progress.follows(optimizer._trainable_variables):
+        if applies_rounds and not self.progress.follows(optimizer._trainable_variables):
             warnings.warn(
                 "an optimizer begins to train what another one has trained that was not flushed: what that has pending or has "
                 "missed is lost, and replicas part. Call flush() of the one before on every rank, before the first step of the "
@@ -381,10 +381,6 @@ class _State:
         # passes: subtract these.
         optimizer._iterations.assign_sub(passes)
 
-    def end_epoch(self) -> None:
-        """Note that all updates of an epoch have been applied, so that another optimizer may train the model."""
-        self._progress.flushed()
-
     def before_round(self, optimizer: Any) -> None:
         if self.rates is not None:
             self.rates.set(optimizer)
@@ -401,7 +397,7 @@ class _State:
 
     def is_flushed(self, optimizer: Any) -> bool:
         made = self._in_use()
-        return made is None or self._progress.is_flushed() or made.is_settled
+        return made is None or self.progress.is_flushed() or made.is_settled
 
     def before_saving(self, optimizer: Any) -> None:
         if self._has_warned or isinstance(self._policy, ModelPolicy) or self.is_flushed(optimizer):
@@ -420,7 +416,7 @@ class _State:
             made.flush_optimizer(optimizer)
         elif made is not None:
             made.flush()
-        self._progress.flushed()
+        self.progress.flushed()
 
 
 def _apply_round(optimizer: Any, gradients: list[Any], variables: list[Any], steps: Any) -> None:
