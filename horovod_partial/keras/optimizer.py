@@ -206,6 +206,7 @@ class _State:
         self.rates = Rates() if isinstance(policy, LateGradients | WorkSharing) else None
         self._name = name
         self._policy = policy
+        self.shares_work = isinstance(policy, WorkSharing)
         self._arguments = arguments
         self._options = options  # how gradients travel in buckets; None if they do not
         self.unscaled = options is not None and options.unscaled  # whether gradients travel without the loss scale
@@ -318,10 +319,6 @@ class _State:
         is_over = introduction is None or introduction.tell(claims=False)
         self._may_tell.assign(not is_over)
         return is_over
-
-    @property
-    def shares_work(self) -> bool:
-        return isinstance(self._policy, WorkSharing)
 
     @property
     def sharing(self) -> WorkSharingExchange | None:
