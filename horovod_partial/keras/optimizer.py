@@ -410,7 +410,7 @@ class _State:
     def flush(self, optimizer: Any) -> None:
         made = self._in_use()
         if isinstance(made, ModelExchange):
-            made.flush_optimizer(optimizer)
+            made.flush(made.averaged(optimizer, optimizer._trainable_variables))
         elif made is not None:
             made.flush()
         self.progress.flushed()
