@@ -19,9 +19,8 @@ from horovod_partial import policies
 from horovod_partial.balancing import BalancedBatchSampler
 from horovod_partial.keras import callbacks, elastic
 from horovod_partial.keras.backend import backend
-from horovod_partial.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from horovod_partial.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer, load_model
 from horovod_partial.keras.replica import assert_replicas_equal
-from horovod_partial.keras.saving import load_model
 from horovod_partial.keras.values import (
     allgather,
     allreduce,

@@ -27,7 +27,7 @@ from horovod_partial.exchange.wrapping import subclass
 from horovod_partial.keras.backend import backend
 from horovod_partial.keras.models import ModelExchange
 from horovod_partial.keras.replica import arrays_of, replica_of
-from horovod_partial.keras.steps import Rates, follow_steps, inner
+from horovod_partial.keras.steps import Rates, follow_steps, has_schedule, inner
 from horovod_partial.keras.work_sharing import WorkSharingExchange, weakly
 from horovod_partial.policies import Full, LateGradients, ModelPolicy, Policy, SharedUpdates, WorkSharing
 from horovod_partial.runtime import bucket_config, healing
@@ -651,3 +651,32 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
         for variable in layer.trainable_weights:
             wrapped.register_local_var(variable)
     return wrapped
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: list[type] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    **arguments: Any,
+) -> keras.Model:
+    """Load a model that was saved with `model.save`, and wrap its optimizer. The state of the optimizer is kept.
+
+    Args:
+        filepath: same as in `keras.models.load_model`.
+        custom_optimizers: optimizer classes of your own.
+        custom_objects: same as in `keras.models.load_model`.
+        arguments: arguments for `hvd.DistributedOptimizer`, such as `compression` and `sync`.
+
+    Raises:
+        ValueError: Keras 3 cannot load the file, or an argument is wrong.
+    """
+    if arguments.pop("legacy_opts", False):
+        raise ValueError("Keras 3 has no legacy optimizers")
+    known = {cls.__name__: cls for cls in custom_optimizers or ()} | (custom_objects or {})
+    model = keras.models.load_model(filepath, custom_objects=known)
+    if model.optimizer is not None:
+        model.optimizer = DistributedOptimizer(model.optimizer, **arguments)
+        if has_schedule(model.optimizer):
+            # The wrapped optimizer has one more variable, by which schedules count steps. Load it from the file, too.
+            model.load_weights(filepath)
+    return model
