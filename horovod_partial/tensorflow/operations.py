@@ -88,16 +88,9 @@ def partial_allreduce(
         HorovodInternalError: Horovod has failed or was shut down, or the ranks disagree about the bucket. A running graph
             raises `tf.errors.UnknownError` instead.
     """
-    arguments = {
-        "name": name,
-        "op": op,
-        "prescale_factor": prescale_factor,
-        "postscale_factor": postscale_factor,
-        "process_set": process_set,
-        "return_info": return_info,
-    }
-    policy = of_allreduce(sync, arguments)
     factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    arguments = {"name": name, "op": op, "process_set": process_set, **factors}
+    policy = of_allreduce(sync, {**arguments, "return_info": return_info})
     if not isinstance(policy, Full):
         options = {**factors, "missed": bucket_config.missed_by(policy, replays=False)}
         return reduce(tensor, name, op, policy, process_set, options, return_info=return_info)
@@ -105,8 +98,8 @@ def partial_allreduce(
         raise ValueError("there are no rounds under Full(), so there is no RoundInfo")
     runtime.check_initialized()
     if isinstance(tensor, (list, tuple)):
-        return horovods.grouped_allreduce(list(tensor), name=name, op=op, process_set=process_set, **factors)
-    return horovods.allreduce(tensor, name=name, op=op, process_set=process_set, **factors)
+        return horovods.grouped_allreduce(list(tensor), **arguments)
+    return horovods.allreduce(tensor, **arguments)
 
 
 @tf.autograph.experimental.do_not_convert
