@@ -149,10 +149,7 @@ class Majority(LateGradients):
             (eager-SGD, PPoPP'20, section 4.2): one rank is drawn for each round, and the round closes when that rank
             has arrived. On average half of the ranks are then on time, but in a single round it may be only one.
         seed: seed of the draws for `initiator="random"`, an int; the same on every rank.
-        max_staleness: same as in `Solo`.
-        grace_ms: same as in `Solo`.
-        missed: same as in `Solo`.
-        replay_limit: same as in `Solo`.
+        max_staleness, grace_ms, missed, replay_limit: same as in `Solo`.
     """
 
     initiator: str | None = None
@@ -176,10 +173,7 @@ class Quorum(LateGradients):
     Args:
         ranks: a number of ranks, 1 or more (an int), or a share of all ranks, above 0 and up to 1 (a float). An int
             larger than the number of ranks means all ranks.
-        max_staleness: same as in `Solo`.
-        grace_ms: same as in `Solo`.
-        missed: same as in `Solo`.
-        replay_limit: same as in `Solo`.
+        max_staleness, grace_ms, missed, replay_limit: same as in `Solo`.
     """
 
     ranks: int | float
@@ -351,8 +345,7 @@ class GroupAverage(_ModelPolicy, _OpenRounds):
             on the model before the average. (So does the paper's released code, and Algorithm 1 of D-PSGD, NIPS 2017.)
             `synchronize` waits, too. Until then parameters hold the values before the average, and must not be changed.
             Only for PyTorch.
-        max_staleness: same as in `Solo`.
-        grace_ms: same as in `Solo`.
+        max_staleness, grace_ms: same as in `Solo`.
     """
 
     size: int | None = None
@@ -396,8 +389,7 @@ class PartialReduce(_ModelPolicy):
             the further a model is behind the newest of its group, in steps, the less it counts (an exponential moving
             average over the steps). After the average all members count the steps of the newest.
         alpha: factor of the moving average, above 0 and at most 1. The nearer to 0, the less stale models count.
-        average: same as in `GroupAverage`.
-        overlap: same as in `GroupAverage`.
+        average, overlap: same as in `GroupAverage`.
     """
 
     size: int
@@ -434,8 +426,7 @@ class WeightedAverage(_ModelPolicy):
         contraction: factor by which a step shrinks the distance to the solution, above 0 and at most 1. 1 is the plain
             average. For a loss with strong convexity lambda, and a learning rate eta, it is at most 1 - lambda * eta.
             `horovod_partial.exchange.wp_sgd.estimate_contraction` measures it.
-        average: same as in `GroupAverage`.
-        overlap: same as in `GroupAverage`.
+        average, overlap: same as in `GroupAverage`.
     """
 
     period: int

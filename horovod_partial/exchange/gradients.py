@@ -377,11 +377,6 @@ class GradientExchange:
         """Whether a round has ended in some of the buckets in this generation. Only for eager code."""
         return any(self._runtime.family(self.process_set, [name]).taken for name in self.bucket_names)
 
-    def enter_generation(self) -> None:
-        """Belong to this generation of Horovod from now on."""
-        if self._owner is not None:
-            self._runtime.family(self.process_set, self.bucket_names).own(self._owner)
-
     def flush(self) -> None:
         """Deliver all late contributions, and apply the rounds that this rank has missed. Every rank must call this."""
         if self.options is None:

@@ -19,9 +19,8 @@ from horovod_partial import policies
 from horovod_partial.balancing import BalancedBatchSampler
 from horovod_partial.keras import callbacks, elastic
 from horovod_partial.keras.backend import backend
-from horovod_partial.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from horovod_partial.keras.replicas import assert_replicas_equal
-from horovod_partial.keras.saving import load_model
+from horovod_partial.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer, load_model
+from horovod_partial.keras.replica import assert_replicas_equal
 from horovod_partial.keras.values import (
     allgather,
     allreduce,
@@ -32,97 +31,68 @@ from horovod_partial.keras.values import (
 from horovod_partial.names import modules
 from horovod_partial.policies import *
 
-Adasum = backend.horovod.Adasum
-Average = backend.horovod.Average
-ProcessSet = backend.horovod.ProcessSet
-Sum = backend.horovod.Sum
-add_process_set = backend.operations.add_process_set
-allgather_object = backend.horovod.allgather_object
-broadcast_object = backend.horovod.broadcast_object
-ccl_built = backend.horovod.ccl_built
-cross_rank = backend.horovod.cross_rank
-cross_size = backend.horovod.cross_size
-cuda_built = backend.horovod.cuda_built
-ddl_built = backend.horovod.ddl_built
-global_process_set = backend.horovod.global_process_set
-gloo_built = backend.horovod.gloo_built
-gloo_enabled = backend.horovod.gloo_enabled
-is_initialized = backend.horovod.is_initialized
-local_rank = backend.horovod.local_rank
-local_size = backend.horovod.local_size
-mpi_built = backend.horovod.mpi_built
-mpi_enabled = backend.horovod.mpi_enabled
-mpi_threads_supported = backend.horovod.mpi_threads_supported
-nccl_built = backend.horovod.nccl_built
-rank = backend.horovod.rank
-remove_process_set = backend.operations.remove_process_set
-rocm_built = backend.horovod.rocm_built
-size = backend.horovod.size
-start_timeline = backend.horovod.start_timeline
-stop_timeline = backend.horovod.stop_timeline
-Compression = backend.horovod.Compression
-
-broadcast_variables = backend.broadcast_variables
-flush = backend.operations.flush
-init = backend.operations.init
-join = backend.operations.join
-partial_stats = backend.operations.partial_stats
-record = backend.operations.record
-shutdown = backend.operations.shutdown
-watch = backend.operations.watch
-
-__all__ = [
+# The names that are those of Horovod's module for the backend's framework, and those of our front end for it.
+_OF_HOROVOD = [
     "Adasum",
     "Average",
-    "BalancedBatchSampler",
     "Compression",
-    "DistributedOptimizer",
-    "HorovodInternalError",
-    "PartialDistributedOptimizer",
     "ProcessSet",
     "Sum",
-    "add_process_set",
-    "allgather",
     "allgather_object",
-    "allreduce",
-    "assert_replicas_equal",
-    "broadcast",
-    "broadcast_global_variables",
     "broadcast_object",
-    "broadcast_variables",
-    "callbacks",
     "ccl_built",
     "cross_rank",
     "cross_size",
     "cuda_built",
     "ddl_built",
-    "elastic",
-    "flush",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
-    "init",
     "is_initialized",
-    "join",
-    "load_model",
     "local_rank",
     "local_size",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
-    "partial_stats",
     "rank",
-    "record",
-    "reducescatter",
-    "remove_process_set",
     "rocm_built",
-    "shutdown",
     "size",
     "start_timeline",
     "stop_timeline",
+]
+_OF_OPERATIONS = [
+    "add_process_set",
+    "flush",
+    "init",
+    "join",
+    "partial_stats",
+    "record",
+    "remove_process_set",
+    "shutdown",
     "watch",
 ]
+globals().update({name: getattr(backend.horovod, name) for name in _OF_HOROVOD})
+globals().update({name: getattr(backend.operations, name) for name in _OF_OPERATIONS})
+broadcast_variables = backend.broadcast_variables
+
+__all__ = [
+    "BalancedBatchSampler",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "PartialDistributedOptimizer",
+    "allgather",
+    "allreduce",
+    "assert_replicas_equal",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_variables",
+    "callbacks",
+    "elastic",
+    "load_model",
+    "reducescatter",
+]
 __all__ += policies.__all__
+__all__.extend(_OF_HOROVOD + _OF_OPERATIONS)
 __getattr__ = policies.of_module(__name__)
 __dir__ = modules.listing(__all__)

@@ -76,14 +76,8 @@ def average_(
     natives = [native(variable) for variable in variables]
     wide = tf.float64 if any(variable.dtype == tf.float64 for variable in natives) else tf.float32
     copies = [tf.cast(variable, wide) for variable in natives]
-    results, info = operations.reduce_models(
-        copies,
-        name,
-        policy,
-        process_set,
-        work=steps,
-        return_info=True,
-    )
+    options, average = bucket_config.of_models(policy), horovod.Average
+    results, info = operations.reduce(copies, name, average, policy, process_set, options, work=steps, return_info=True)
     if not takes_late(policy):
         results = [tf.where(info.late == 1, *pair) for pair in zip(copies, results, strict=True)]
     for variable, result in zip(natives, results, strict=True):

@@ -236,12 +236,7 @@ def updater(
     apply: Callable[[list[Any]], None],
     variables: Sequence[Any],
 ) -> tuple[Callable[[bool], None], Callable[[], None]]:
-    """Return functions that apply updates of `variables` until there is none left.
-
-    The first function is for the end of a step. Its argument says whether there is an update now. After each update
-    `must_apply` says whether there is another. The second function is for flushes. `take` returns the gradients of an
-    update; None if the update has no gradient.
-    """
+    """Return the functions of `horovod_partial.tensorflow.work_sharing.updater`; they never run in a graph here."""
 
     def train(begins: bool) -> None:
         while begins:

@@ -16,13 +16,9 @@ from horovod_partial.keras.backend import backend
 from horovod_partial.keras.models import is_floating
 from horovod_partial.keras.replica import variables_of
 from horovod_partial.keras.steps import Rates, set_rate, steps_of
+from horovod_partial.keras.work_sharing import shares_work
 from horovod_partial.policies import Quorum
 from horovod_partial.runtime.round_stats import Progress, slowness_now
-
-
-def shares_work(optimizer: Any) -> bool:
-    """Return whether `hvd.DistributedOptimizer` has wrapped an optimizer under the policy `hvd.WorkSharing`."""
-    return getattr(getattr(optimizer, "_horovod", None), "shares_work", False)
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):

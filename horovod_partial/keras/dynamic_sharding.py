@@ -17,6 +17,7 @@ from horovod_partial.checks import is_int, require
 from horovod_partial.exchange.arguments import check_sampler
 from horovod_partial.exchange.sharding import Place, Plan, Shards
 from horovod_partial.keras.backend import backend
+from horovod_partial.keras.work_sharing import shares_work
 from horovod_partial.runtime.tenure import Tenure
 
 # Keras warns if it did not know an epoch's number of batches. With work sharing it never does: ignore the warning.
@@ -68,19 +69,17 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        state = getattr(optimizer, "_horovod", None)
-        require(
-            getattr(state, "shares_work", False),
-            "optimizer",
-            "of hvd.DistributedOptimizer(..., sync=hvd.WorkSharing())",
-            optimizer,
-        )
+        fits = shares_work(optimizer)
+        require(fits, "optimizer", "of hvd.DistributedOptimizer(..., sync=hvd.WorkSharing())", optimizer)
         self._optimizer = optimizer
+        self._horovod = optimizer._horovod
+        self._process_set = self._horovod.process_set
         self._items = x if isinstance(x, keras.utils.PyDataset) else None
         require(sample_weight is None or y is not None, "y", "given where sample_weight is", y)
         given = [part for part in (x, y, sample_weight) if part is not None]
         if self._items is None:
-            self._arrays = tuple(_arrays(part) for part in given)
+            # Lists become tuples, because `tf.data` would make a tensor of a list.
+            self._arrays = keras.tree.map_structure(np.asarray, keras.tree.lists_to_tuples(tuple(given)))
             lengths = {len(array) for array in keras.tree.flatten(self._arrays)}
             require(len(lengths) == 1, "x, y, sample_weight", "arrays of equally many samples", sorted(lengths))
             (samples,) = lengths
@@ -90,7 +89,6 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         check_sampler(batch_size, shuffle, drop_last, self._process_set)
         self._shards = Shards(samples, batch_size, self._horovod.passes, drop_last, self._order)
         self._shards.check(seed, backend.runtime.size_of(self._process_set))
-        self._batch_size = batch_size
         self._shuffle = shuffle
         self._seed = seed
         self.epoch = 0
@@ -98,14 +96,6 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         self._first = 0  # the value of `optimizer.rounds` before the first update of the present epoch
         self._tenure = Tenure(backend.runtime)  # the generation of Horovod in which the present epoch was planned
         self._loop = object()  # new for each loop over the data: a loop that finds another object is not the newest
-
-    @property
-    def _horovod(self) -> Any:
-        return self._optimizer._horovod
-
-    @property
-    def _process_set(self) -> Any:
-        return self._horovod.process_set
 
     def _order(self, epoch: int) -> npt.NDArray[Any]:
         samples = self._shards.samples
@@ -140,7 +130,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         if self._plan is not None and self._rounds >= self._horovod.end:
             self._plan = None
             self.epoch += 1
-            self._horovod.end_epoch(self._optimizer)
+            self._horovod.progress.flushed()  # all updates have been applied: another optimizer may train the model
 
     @property
     def _rounds(self) -> int:
@@ -185,7 +175,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         finally:
             self.on_epoch_end()
 
-    # --- Methods of a `DataAdapter`, which Keras calls
+    # --- Methods and attributes of a `DataAdapter`, which Keras uses
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         return self._batches()
@@ -210,31 +200,13 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         options.experimental_optimization.inject_prefetch = False
         return tf.data.Dataset.from_generator(self._batches, output_signature=signature).with_options(options)
 
-    @property
-    def num_batches(self) -> int:
-        """0, because the number of batches differs between epochs, and Keras must not learn it from the first one."""
-        return 0
+    num_batches = 0  # the number of batches differs between epochs, and Keras must not learn it from the first one
+    has_partial_batch = False
+    partial_batch_size = None
 
     @property
     def batch_size(self) -> int | None:
-        return None if self._items is not None else self._batch_size
-
-    @property
-    def has_partial_batch(self) -> bool:
-        return False
-
-    @property
-    def partial_batch_size(self) -> None:
-        return None
-
-
-def _arrays(part: Any) -> Any:
-    """Return a structure with NumPy arrays. Lists become tuples, because `tf.data` would make a tensor of a list."""
-    if isinstance(part, dict):
-        return {name: _arrays(one) for name, one in part.items()}
-    if isinstance(part, list | tuple):
-        return tuple(map(_arrays, part))
-    return np.asarray(part)
+        return None if self._items is not None else self._shards.batch_size
 
 
 class _Again:

@@ -55,7 +55,7 @@ class ModelExchange(models.ModelExchange):
                 "unfrozen: call optimizer.flush(), then wrap a new optimizer for what is trained from now on"
             )
         self._trained = trained
-        model = self._averaged(optimizer, variables)
+        model = self.averaged(optimizer, variables)
         if not isinstance(self.policy, WeightedAverage):
             self._average(model, 0)
             return
@@ -64,10 +64,6 @@ class ModelExchange(models.ModelExchange):
 
     def _average(self, model: Sequence[Any], steps: Any) -> None:
         backend.average_(model, self.name, self.policy, self.process_set, steps=steps)
-
-    def flush_optimizer(self, optimizer: Any) -> None:
-        """Average over all ranks what the policy averages, so that all models become equal. Every rank must call this."""
-        self.flush(self._averaged(optimizer, optimizer._trainable_variables))
 
     @property
     def is_settled(self) -> bool:
@@ -80,7 +76,7 @@ class ModelExchange(models.ModelExchange):
     def _average_over_all(self, model: Sequence[Any], name: str, policy: WeightedAverage, work: int) -> Sequence[int]:
         return list(map(int, backend.average_(model, name, policy, self.process_set, steps=work).work))
 
-    def _averaged(self, optimizer: Any, variables: list[Any]) -> list[Any]:
+    def averaged(self, optimizer: Any, variables: list[Any]) -> list[Any]:
         """Return the variables that the policy averages, in the same order on every rank.
 
         Parameters come first, then floating-point state that has the shape of a parameter.

@@ -6,7 +6,7 @@ import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -27,7 +27,7 @@ from horovod_partial.exchange.wrapping import subclass
 from horovod_partial.keras.backend import backend
 from horovod_partial.keras.models import ModelExchange
 from horovod_partial.keras.replica import arrays_of, replica_of
-from horovod_partial.keras.steps import Rates, follow_steps, inner
+from horovod_partial.keras.steps import Rates, follow_steps, has_schedule, inner
 from horovod_partial.keras.work_sharing import WorkSharingExchange, weakly
 from horovod_partial.policies import Full, LateGradients, ModelPolicy, Policy, SharedUpdates, WorkSharing
 from horovod_partial.runtime import bucket_config, healing
@@ -36,6 +36,7 @@ from horovod_partial.settings import settings
 
 Average, Compression = backend.horovod.Average, backend.horovod.Compression
 
+_Exchange: TypeAlias = GradientExchange | ModelExchange | WorkSharingExchange
 _names = InstanceNames(backend.runtime)
 
 
@@ -140,7 +141,9 @@ class _Methods:
         return self._horovod.is_flushed(self)
 
     def finalize_variable_values(self, var_list: Any) -> None:
-        self._horovod.leave()  # Keras's `fit` calls this method at its end, even if training stops within an epoch
+        sharing = self._horovod.sharing
+        if sharing is not None:  # Keras's `fit` calls this method at its end, even if training stops within an epoch
+            sharing.work.give_back()
         self._base.finalize_variable_values(self, var_list)
 
     def get_config(self) -> dict[str, Any]:
@@ -159,8 +162,9 @@ class _Methods:
 class _Progress:
     """An optimizer's number of steps, now and at its last flush. This object outlives the optimizer."""
 
-    def __init__(self, iterations: Any) -> None:
-        self._iterations = iterations
+    def __init__(self, optimizer: Any) -> None:
+        # `_iterations` counts backward passes. If Keras accumulates gradients, `iterations` counts only updates.
+        self._iterations = inner(optimizer)._iterations
         self._flushed_at = 0
 
     def flushed(self) -> None:
@@ -186,6 +190,7 @@ class _State:
 
     def __init__(
         self,
+        optimizer: Any,
         name: str,
         policy: Policy,
         arguments: dict[str, Any],
@@ -201,16 +206,17 @@ class _State:
         self.rates = Rates() if isinstance(policy, LateGradients | WorkSharing) else None
         self._name = name
         self._policy = policy
+        self.shares_work = isinstance(policy, WorkSharing)
         self._arguments = arguments
         self._options = options  # how gradients travel in buckets; None if they do not
         self.unscaled = options is not None and options.unscaled  # whether gradients travel without the loss scale
         self.averages = averages  # whether gradients of a step's backward passes are averaged; if not, they are summed
         self.local: list[Any] = []  # the variables whose gradients are not combined over the ranks
-        self._made: GradientExchange | ModelExchange | WorkSharingExchange | None = None
+        self._made: _Exchange | None = None
         self._tenure = Tenure(backend.runtime)  # the generation of Horovod in which the exchange was made
         self._owner: _attach.Owner | None = None  # when it is gone, the buckets of gradients end
         self._introduction: healing.Introduction | None = None  # compares the variables of all ranks at the start
-        self._progress: _Progress | None = None  # counts of steps, now and at the last flush; None before first use
+        self.progress = _Progress(optimizer)
         self._has_warned = False
         # True while the models at the start are compared, to warn if they differ. If False, graphs do not call Python.
         self._may_tell = keras.Variable(False, dtype="bool", trainable=False)
@@ -219,22 +225,16 @@ class _State:
     def _has_rounds(self) -> bool:
         return not isinstance(self._policy, Full) and backend.runtime.size_of(self.process_set) > 1
 
-    def _progress_of(self, optimizer: Any) -> _Progress:
-        if self._progress is None:
-            # `_iterations` counts backward passes. If Keras accumulates gradients, `iterations` counts only updates.
-            self._progress = _Progress(inner(optimizer)._iterations)
-        return self._progress
-
-    def _current(self) -> GradientExchange | ModelExchange | WorkSharingExchange | None:
+    def _current(self) -> _Exchange | None:
         """Return the object that exchanges gradients or models; None before the first step of this generation."""
         return self._made if self._tenure.is_current else None
 
-    def _in_use(self) -> GradientExchange | ModelExchange | WorkSharingExchange | None:
+    def _in_use(self) -> _Exchange | None:
         """Return `_current()`. First let the exchange of a graph that is older than this generation belong to it."""
         made = None if self._tenure.is_current else self._made
         if isinstance(made, GradientExchange) and made.is_in_use and _names.take(made.name):
             self._tenure.enter()
-            made.enter_generation()
+            backend.runtime.family(self.process_set, made.bucket_names).own(self._owner)
             self._introduce(made.name, ())  # compares no variables: this rank's have changed in steps since the restart
         return self._current()
 
@@ -249,9 +249,7 @@ class _State:
             self._tenure.enter()
         return self._made
 
-    def _new_exchange(
-        self, optimizer: Any, variables: Sequence[Any]
-    ) -> GradientExchange | ModelExchange | WorkSharingExchange:
+    def _new_exchange(self, optimizer: Any, variables: Sequence[Any]) -> _Exchange:
         if self.shares_work and self.local:
             raise ValueError(
                 f"local variables cannot be used with {self._policy!r}: each rank would train its own part"
@@ -266,8 +264,14 @@ class _State:
             exchange.use_name(name)
             return exchange
         self._owner, self._introduction = _attach.Owner(), None
-        if self.shares_work or self._has_rounds:
-            self._follow(optimizer)
+        applies_rounds = self.shares_work or self._has_rounds
+        if applies_rounds and not self.progress.follows(optimizer._trainable_variables):
+            warnings.warn(
+                "an optimizer begins to train what another one has trained that was not flushed: what that has pending or has "
+                "missed is lost, and replicas part. Call flush() of the one before on every rank, before the first step of the "
+                "new one",
+                stacklevel=1,
+            )
         if self._has_rounds and (self.process_set.included() or not self.shares_work):
             self._introduce(name, [variable for variable in trained if id(backend.native(variable)) not in local])
         replica = replica_of(optimizer)
@@ -315,19 +319,6 @@ class _State:
         is_over = introduction is None or introduction.tell(claims=False)
         self._may_tell.assign(not is_over)
         return is_over
-
-    def _follow(self, optimizer: Any) -> None:
-        if not self._progress_of(optimizer).follows(optimizer._trainable_variables):
-            warnings.warn(
-                "an optimizer begins to train what another one has trained that was not flushed: what that has pending or has "
-                "missed is lost, and replicas part. Call flush() of the one before on every rank, before the first step of the "
-                "new one",
-                stacklevel=2,
-            )
-
-    @property
-    def shares_work(self) -> bool:
-        return isinstance(self._policy, WorkSharing)
 
     @property
     def sharing(self) -> WorkSharingExchange | None:
@@ -387,15 +378,6 @@ class _State:
         # passes: subtract these.
         optimizer._iterations.assign_sub(passes)
 
-    def end_epoch(self, optimizer: Any) -> None:
-        """Note that all updates of an epoch have been applied, so that another optimizer may train the model."""
-        self._progress_of(optimizer).flushed()
-
-    def leave(self) -> None:
-        """At the end of `fit`, let other ranks make the micro-batch that this rank has begun."""
-        if self.sharing is not None:
-            self.sharing.work.give_back()
-
     def before_round(self, optimizer: Any) -> None:
         if self.rates is not None:
             self.rates.set(optimizer)
@@ -412,7 +394,7 @@ class _State:
 
     def is_flushed(self, optimizer: Any) -> bool:
         made = self._in_use()
-        return made is None or self._progress_of(optimizer).is_flushed() or made.is_settled
+        return made is None or self.progress.is_flushed() or made.is_settled
 
     def before_saving(self, optimizer: Any) -> None:
         if self._has_warned or isinstance(self._policy, ModelPolicy) or self.is_flushed(optimizer):
@@ -428,10 +410,10 @@ class _State:
     def flush(self, optimizer: Any) -> None:
         made = self._in_use()
         if isinstance(made, ModelExchange):
-            made.flush_optimizer(optimizer)
+            made.flush(made.averaged(optimizer, optimizer._trainable_variables))
         elif made is not None:
             made.flush()
-        self._progress_of(optimizer).flushed()
+        self.progress.flushed()
 
 
 def _apply_round(optimizer: Any, gradients: list[Any], variables: list[Any], steps: Any) -> None:
@@ -493,11 +475,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> Any:
     """Wrap an optimizer of Keras 3: gradients are combined over the ranks before a step, or models are averaged after it.
 
-    The arguments before `sync` are those of `horovod.tensorflow.keras.DistributedOptimizer`. (On Keras 3 that function
-    silently reduces nothing.) Their order is that of `horovod.keras.DistributedOptimizer`, which lacks some of them.
-    The wrapped optimizer works in `model.fit`, with `run_eagerly`, and in your own loops that call `apply`. On
-    TensorFlow `jit_compile=True` raises an error. Saved models contain the unwrapped optimizer: `hvd.load_model` wraps
-    it again.
+    The arguments before `sync` are those of `horovod.tensorflow.keras.DistributedOptimizer`, but for what is said of them
+    here. (On Keras 3 that function silently reduces nothing.) Their order is that of `horovod.keras.DistributedOptimizer`,
+    which lacks some of them. The wrapped optimizer works in `model.fit`, with `run_eagerly`, and in your own loops that
+    call `apply`. On TensorFlow `jit_compile=True` raises an error. Saved models contain the unwrapped optimizer:
+    `hvd.load_model` wraps it again.
 
     With a model policy (`hvd.GroupAverage`, `hvd.PartialReduce`, `hvd.WeightedAverage`) each rank steps with its own
     gradients, then averages its model with others; arguments about gradients do not apply. Let all ranks start from the
@@ -511,20 +493,15 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         optimizer: any optimizer of Keras 3. The wrapper shares its state. Wrap the outermost optimizer; if the global
             dtype policy is `mixed_float16`, a `LossScaleOptimizer` is added for you.
         name: prefix of the names of tensors and buckets.
-        device_dense: same as in Horovod, only under `hvd.Full()`; refused on PyTorch.
-        device_sparse: same as in Horovod, only under `hvd.Full()`; refused on PyTorch.
-        compression: same as in Horovod. Late contributions and missed results are kept compressed.
-        sparse_as_dense: same as in Horovod; a partial policy, and Keras on PyTorch, needs it if gradients are sparse.
-        gradient_predivide_factor: same as in Horovod.
-        op: same as in Horovod; a partial policy takes only `hvd.Average` and `hvd.Sum`.
-        backward_passes_per_step: same as in Horovod: the gradients of this many passes are summed before they travel,
-            by Keras's own `gradient_accumulation_steps`. Under `hvd.WorkSharing()` it is the number of micro-batches
-            that an update has for each rank, on average.
-        average_aggregated_gradients: same as in Horovod: average the gradients of these passes instead of summing them.
-        num_groups: same as in Horovod (deprecated there).
-        groups: same as in Horovod; under a partial policy each group is a bucket.
-        process_set: same as in Horovod.
-        scale_local_gradients: same as in Horovod.
+        device_dense, device_sparse: only for `hvd.Full()`; refused on PyTorch.
+        compression: late contributions and missed results are kept compressed.
+        sparse_as_dense: a partial policy, and Keras on PyTorch, needs it if gradients are sparse.
+        op: a partial policy takes only `hvd.Average` and `hvd.Sum`.
+        backward_passes_per_step: the gradients of this many passes are summed before they travel, by Keras's own
+            `gradient_accumulation_steps`. Under `hvd.WorkSharing()` it is the number of micro-batches that an update has
+            for each rank, on average.
+        average_aggregated_gradients: average the gradients of these passes instead of summing them.
+        groups: under a partial policy each group is a bucket.
         sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, `hvd.WorkSharing()`, a model policy, or
             the policy's name; None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`.
 
@@ -580,7 +557,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     shares = isinstance(policy, WorkSharing)
     # With `backward_passes_per_step=1` the user's optimizer may accumulate gradients. Keras then averages over passes.
     averages = average_aggregated_gradients or backward_passes_per_step == 1
-    passes = _passes_of(optimizer, backward_passes_per_step) if shares else backward_passes_per_step
+    steps = inner(optimizer).gradient_accumulation_steps
+    if backward_passes_per_step > 1 and steps not in (None, backward_passes_per_step):
+        raise ValueError("give backward_passes_per_step or gradient_accumulation_steps, not both")
+    passes = int(steps or backward_passes_per_step)  # under `WorkSharing`: micro-batches of an update for each rank
     options = None
     if isinstance(policy, ModelPolicy):
         ModelExchange(policy, arguments)  # made only to check arguments: wrong ones raise errors now, not in a step
@@ -605,16 +585,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     wrapped: Any = object.__new__(subclass(base, _Methods, _horovod_arguments=repeated, __slots__=("_horovod",)))
     # Call `__setattr__` of `object`, because Keras's own would track `__dict__` like a variable of the optimizer.
     object.__setattr__(wrapped, "__dict__", optimizer.__dict__)
-    object.__setattr__(wrapped, "_horovod", _State(prefix, policy, arguments, options, passes, averages))
+    object.__setattr__(wrapped, "_horovod", _State(optimizer, prefix, policy, arguments, options, passes, averages))
     return wrapped
-
-
-def _passes_of(optimizer: Any, passes: int) -> int:
-    """Return how many micro-batches an update has for each rank. `passes` is the argument `backward_passes_per_step`."""
-    steps = inner(optimizer).gradient_accumulation_steps
-    if passes > 1 and steps not in (None, passes):
-        raise ValueError("give backward_passes_per_step or gradient_accumulation_steps, not both")
-    return int(steps or passes)
 
 
 def _accumulate(optimizer: Any, passes: int) -> None:
@@ -625,8 +597,6 @@ def _accumulate(optimizer: Any, passes: int) -> None:
             f"a {type(optimizer).__name__} takes no backward_passes_per_step; set gradient_accumulation_steps of the "
             "optimizers within it"
         )
-    if optimizer.gradient_accumulation_steps not in (None, passes):
-        raise ValueError("give backward_passes_per_step or gradient_accumulation_steps, not both")
     if optimizer.built and not optimizer.gradient_accumulation_steps:
         raise ValueError("the optimizer is built already, without accumulators for backward_passes_per_step")
     optimizer.gradient_accumulation_steps = passes
@@ -681,3 +651,32 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
         for variable in layer.trainable_weights:
             wrapped.register_local_var(variable)
     return wrapped
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: list[type] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    **arguments: Any,
+) -> keras.Model:
+    """Load a model that was saved with `model.save`, and wrap its optimizer. The state of the optimizer is kept.
+
+    Args:
+        filepath: same as in `keras.models.load_model`.
+        custom_optimizers: optimizer classes of your own.
+        custom_objects: same as in `keras.models.load_model`.
+        arguments: arguments for `hvd.DistributedOptimizer`, such as `compression` and `sync`.
+
+    Raises:
+        ValueError: Keras 3 cannot load the file, or an argument is wrong.
+    """
+    if arguments.pop("legacy_opts", False):
+        raise ValueError("Keras 3 has no legacy optimizers")
+    known = {cls.__name__: cls for cls in custom_optimizers or ()} | (custom_objects or {})
+    model = keras.models.load_model(filepath, custom_objects=known)
+    if model.optimizer is not None:
+        model.optimizer = DistributedOptimizer(model.optimizer, **arguments)
+        if has_schedule(model.optimizer):
+            # The wrapped optimizer has one more variable, by which schedules count steps. Load it from the file, too.
+            model.load_weights(filepath)
+    return model

@@ -1,4 +1,4 @@
-"""The values of a Keras training that ranks compare: the trained variables, and the variables of the optimizer."""
+"""The values of a Keras training that ranks compare, in flushes and in `hvd.assert_replicas_equal`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from horovod_partial.checks import require
+from horovod_partial.exchange import replicas
+from horovod_partial.keras.backend import backend
 from horovod_partial.runtime.healing import Array, Key, Replica
 
 
@@ -32,12 +35,6 @@ def arrays_of(variables: Iterable[Any]) -> dict[Key, Array]:
     return {("weight", index, ""): _bytes_of(variable) for index, variable in enumerate(variables)}
 
 
-def state_of(optimizer: Any) -> list[Any]:
-    """Return an optimizer's variables that must be equal on all ranks: all but accumulated gradients. [] for None."""
-    own = {id(variable) for variable in getattr(optimizer, "_accumulated_gradients", ())}
-    return [variable for variable in variables_of(optimizer) if id(variable) not in own]
-
-
 def variables_of(optimizer: Any) -> list[Any]:
     """Return all variables of an optimizer, wrapped or not; an empty list for None."""
     return getattr(optimizer, "all_variables", None) or getattr(optimizer, "variables", [])
@@ -49,7 +46,10 @@ class ReplicaOfVariables:
     def __init__(self, variables: list[Any], optimizer: Any) -> None:
         self._optimizer = optimizer  # this reference keeps the optimizer, and so its buckets, alive while ranks compare
         self._variables = variables
-        everything = {"weight": variables, "optimizer's variable": state_of(optimizer)}
+        # Each rank has its own accumulated gradients. All other variables of the optimizer must be equal.
+        own = {id(variable) for variable in getattr(optimizer, "_accumulated_gradients", ())}
+        state = [variable for variable in variables_of(optimizer) if id(variable) not in own]
+        everything = {"weight": variables, "optimizer's variable": state}
         # Keras numbers all layers of a process, so paths of variables may differ between ranks. Remove the numbers.
         self._named: dict[Key, Any] = {
             (kind, index, re.sub(r"_\d+", "", variable.path)): variable
@@ -82,3 +82,31 @@ class ReplicaOfVariables:
 
 def _bytes_of(variable: Any) -> Array:
     return np.ascontiguousarray(keras.ops.convert_to_numpy(variable)).reshape(-1).view(np.uint8)
+
+
+def assert_replicas_equal(model: keras.Model, optimizer: Any = None) -> None:
+    """Compare trainable weights, and the optimizer's variables, over all ranks, bit for bit; every rank must call this.
+
+    The comparison costs a hash of each variable and one small collective. Call `optimizer.flush()` before. Weights that
+    are not trainable, such as the moving averages of BatchNorm, and accumulated gradients are not compared, because each
+    rank has its own. Only for eager code.
+
+    Args:
+        model: the model whose trainable weights are compared.
+        optimizer: the optimizer whose variables are compared; None compares none.
+
+    Raises:
+        ValueError: an argument is wrong.
+        AssertionError: replicas differ. Every rank raises it, and the message names the first variable that
+            differs, and the ranks where it differs.
+    """
+    require(isinstance(model, keras.Model), "model", "a keras.Model", model)
+    fits = optimizer is None or isinstance(optimizer, keras.optimizers.Optimizer)
+    require(fits, "optimizer", "one of Keras 3", optimizer)
+    replica = ReplicaOfVariables(model.trainable_weights, optimizer)
+    everyone = backend.horovod.global_process_set
+    replicas.check_equal(
+        replicas.hashes_of(replica),
+        lambda data: backend.gather_bytes(data, "assert_replicas_equal", everyone),
+        range(backend.horovod.size()),
+    )

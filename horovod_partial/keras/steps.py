@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -130,17 +129,12 @@ def set_rate(optimizer: Any, rate: Any, factor: Any) -> None:
     """Set an optimizer's learning rate, and multiply its velocities, which contain the old rate, by `factor`."""
     optimizer.learning_rate = rate
     factor = keras.ops.cast(factor, keras.config.floatx())
+    own = inner(optimizer)
 
     def scale() -> None:
-        for velocity in _velocities(inner(optimizer)):
-            velocity.assign(velocity * keras.ops.cast(factor, velocity.dtype))
+        if getattr(own, "momentum", 0):  # SGD and RMSprop have velocities: sums of past updates times the rate
+            for velocity in [*getattr(own, "momentums", ()), *getattr(own, "_momentums", ())]:
+                velocity.assign(velocity * keras.ops.cast(factor, velocity.dtype))
 
     # Scale the optimizer's velocities. Horovod changes `momentum` for one batch instead, which a graph would not see.
     keras.ops.cond(factor != 1.0, scale, lambda: None)
-
-
-def _velocities(optimizer: Any) -> Iterable[Any]:
-    """Return an optimizer's velocities: sums of past updates times the learning rate. SGD and RMSprop have them."""
-    if not getattr(optimizer, "momentum", 0):
-        return ()
-    return [*getattr(optimizer, "momentums", ()), *getattr(optimizer, "_momentums", ())]

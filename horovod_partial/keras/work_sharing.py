@@ -15,6 +15,11 @@ from horovod_partial.runtime import healing
 from horovod_partial.runtime.appliers import this_thread
 
 
+def shares_work(optimizer: Any) -> bool:
+    """Return whether `hvd.DistributedOptimizer` has wrapped an optimizer under the policy `hvd.WorkSharing`."""
+    return getattr(getattr(optimizer, "_horovod", None), "shares_work", False)
+
+
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls a bound method, and does not keep the method's object alive."""
     reference = weakref.WeakMethod(method)
@@ -144,10 +149,9 @@ class WorkSharingExchange:
     def _apply_results(self, results: list[Any]) -> None:
         """Apply the gradients of an update. Variables without a gradient do not change, not even by weight decay."""
         assert self._apply is not None
-        absent = self._absent or [False] * len(results)
-        self._apply(
-            [None if gone else result for gone, result in zip(absent, results, strict=True)], self._variables, 1.0
-        )
+        assert self._absent is not None
+        pairs = zip(self._absent, results, strict=True)
+        self._apply([None if gone else result for gone, result in pairs], self._variables, 1.0)
 
     @property
     def rounds(self) -> int:

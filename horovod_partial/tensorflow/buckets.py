@@ -98,7 +98,8 @@ class Buckets:
             )
         gradients = self.sums(taken)
         with where:  # `count` is 0 if there was no round, and the values are undefined then
-            apply_if(count > 0, lambda: apply(gradients, self._variables, runtime.steps_of(self.family, count)))
+            steps = runtime.steps_of(self.family, count)
+            tf.cond(count > 0, lambda: apply(gradients, self._variables, steps), lambda: None)
 
     def _has_round(self) -> tf.Tensor:
         """Return as a tensor whether a round has ended in all buckets, so that `_apply_round` would take it."""
@@ -145,13 +146,3 @@ def repeat(
             return [more(), *memory]
 
     tf.while_loop(lambda more, *_: more, another, [begins, *memory], parallel_iterations=1)
-
-
-def apply_if(there: tf.Tensor, apply: Callable[[], None]) -> None:
-    """Call `apply` if `there` is true, in eager code or in a graph."""
-
-    def done() -> tf.Tensor:
-        apply()
-        return tf.constant(1)
-
-    tf.cond(there, done, lambda: tf.constant(0))

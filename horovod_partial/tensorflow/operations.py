@@ -12,26 +12,18 @@ from horovod.tensorflow.mpi_ops import Average, Sum
 
 from horovod_partial.checks import require
 from horovod_partial.exchange.arguments import check_kinds, is_average, of_allreduce, of_average
-from horovod_partial.policies import Full, ModelPolicy, Policy, Quorum
+from horovod_partial.policies import Full, ModelPolicy, Policy
 from horovod_partial.runtime import bucket_config, round_stats
 from horovod_partial.tensorflow.graph import arrive, runtime, wire_dtype
 
 Tensors: TypeAlias = "tf.Tensor | Sequence[tf.Tensor]"
 
 add_process_set = runtime.add_process_set
+init = runtime.init
 remove_process_set = runtime.remove_process_set
 record = runtime.record
 shutdown = runtime.shutdown
 watch = runtime.watch
-
-
-def init(*args: Any, **kwargs: Any) -> None:
-    """Call `horovod.tensorflow.init`, then prove by a handshake that partial collectives work on every rank.
-
-    Raises ImportError if a hook does not run on some rank. Every rank raises the same ValueError if settings contradict
-    each other.
-    """
-    runtime.init(*args, **kwargs)
 
 
 def join(*args: Any, **kwargs: Any) -> Any:
@@ -96,35 +88,18 @@ def partial_allreduce(
         HorovodInternalError: Horovod has failed or was shut down, or the ranks disagree about the bucket. A running graph
             raises `tf.errors.UnknownError` instead.
     """
-    arguments = {
-        "name": name,
-        "op": op,
-        "prescale_factor": prescale_factor,
-        "postscale_factor": postscale_factor,
-        "process_set": process_set,
-        "return_info": return_info,
-    }
-    policy = of_allreduce(sync, arguments)
-    if isinstance(policy, Full):
-        if return_info:
-            raise ValueError("there are no rounds under Full(), so there is no RoundInfo")
-        return _full_allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set)
-    options = {
-        "prescale_factor": prescale_factor,
-        "postscale_factor": postscale_factor,
-        "missed": bucket_config.missed_by(policy, replays=False),
-    }
-    return _reduce(tensor, name, op, policy, process_set, options, return_info=return_info)
-
-
-def _full_allreduce(
-    tensor: Tensors, name: str | None, op: int, prescale: float, postscale: float, process_set: ProcessSet
-) -> Any:
-    options = {"op": op, "prescale_factor": prescale, "postscale_factor": postscale, "process_set": process_set}
+    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    arguments = {"name": name, "op": op, "process_set": process_set, **factors}
+    policy = of_allreduce(sync, {**arguments, "return_info": return_info})
+    if not isinstance(policy, Full):
+        options = {**factors, "missed": bucket_config.missed_by(policy, replays=False)}
+        return reduce(tensor, name, op, policy, process_set, options, return_info=return_info)
+    if return_info:
+        raise ValueError("there are no rounds under Full(), so there is no RoundInfo")
     runtime.check_initialized()
     if isinstance(tensor, (list, tuple)):
-        return horovods.grouped_allreduce(list(tensor), name=name, **options)
-    return horovods.allreduce(tensor, name=name, **options)
+        return horovods.grouped_allreduce(list(tensor), **arguments)
+    return horovods.allreduce(tensor, **arguments)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -156,10 +131,8 @@ def average(
         The average, of the same shapes and dtype as `tensor`; with `return_info` a pair of it and the `RoundInfo`.
 
     Raises:
-        ValueError: an argument is wrong, or the name is bound to another shape, dtype or policy, or in use, or XLA is to
-            compile the function that calls this. A running graph raises `tf.errors.InvalidArgumentError` instead.
-        HorovodInternalError: Horovod has failed or was shut down, or the ranks disagree about the bucket, or Horovod
-            reduces with an operation without groups. A running graph raises `tf.errors.UnknownError` instead.
+        ValueError: same as in `partial_allreduce`.
+        HorovodInternalError: same as in `partial_allreduce`; also if Horovod reduces with an operation without groups.
     """
     count = steps
     if isinstance(steps, tf.Tensor):
@@ -167,34 +140,11 @@ def average(
         count = 0  # checks get 0 in place of `steps`, because a tensor has no value before its graph runs
     policy = of_average(policy, count)
     work = 0 if steps is None else steps
-    return reduce_models(tensor, name, policy, process_set, work=work, return_info=return_info)
-
-
-def reduce_models(
-    tensor: Tensors,
-    name: str | None,
-    policy: ModelPolicy | Quorum,
-    process_set: ProcessSet,
-    *,
-    work: tf.Tensor | int = 0,
-    return_info: bool = False,
-) -> Any:
-    """Average a model, one tensor or several, in the bucket `name`, under a policy of models.
-
-    `work` are the steps, or the iteration, that decide the weight of the model. Returns the average; with `return_info` a
-    pair of the average and a `RoundInfo`.
-    """
-    several = isinstance(tensor, (list, tuple))
-    tensors = [tf.convert_to_tensor(one) for one in (tensor if several else [tensor])]
-    for one in tensors:
-        if not one.dtype.is_floating:
-            raise ValueError(f"an average of models needs floating-point tensors, not {one.dtype.name}")
     options = bucket_config.of_models(policy)
-    model = tensors if several else tensors[0]
-    return _reduce(model, name, Average, policy, process_set, options, work=work, return_info=return_info)
+    return reduce(tensor, name, Average, policy, process_set, options, work=work, return_info=return_info)
 
 
-def _reduce(
+def reduce(
     tensor: Tensors,
     name: str | None,
     op: int,
@@ -205,6 +155,11 @@ def _reduce(
     work: tf.Tensor | int = 0,
     return_info: bool,
 ) -> Any:
+    """Reduce one tensor or several in the bucket `name`. `options` are further arguments of `bucket_config.arguments`.
+
+    `work` is the steps, or the iteration, that decide the weight of a model. Returns the result; with `return_info` a
+    pair of the result and a `RoundInfo`.
+    """
     check_kinds({"name": name, "op": op, "process_set": process_set, "return_info": return_info})
     runtime.check_initialized()
     divides = is_average(op, Average, Sum)
@@ -216,6 +171,8 @@ def _reduce(
     if len(dtypes) != 1:
         raise ValueError(f"tensors that travel together must have one dtype, not {sorted(d.name for d in dtypes)}")
     dtype = dtypes.pop()
+    if isinstance(policy, ModelPolicy) and not dtype.is_floating:
+        raise ValueError(f"an average of models needs floating-point tensors, not {dtype.name}")
     wire = wire_dtype(dtype)
     size = runtime.size_of(process_set)
     spec = bucket_config.arguments(sync=policy, size=size, average=divides, is_integer=dtype.is_integer, **options)

@@ -51,12 +51,11 @@ class _Methods:
 
         Same as Horovod's method of this name.
         """
-        pairs = list(zip(sources, self.gradient(target, sources, *args, **kwargs), strict=True))
-        are_local = [self._exchange.is_local(source) for source in sources]
-        return (
-            [pair for pair, is_local in zip(pairs, are_local, strict=True) if is_local],
-            [pair for pair, is_local in zip(pairs, are_local, strict=True) if not is_local],
-        )
+        local: list[tuple[Any, Any]] = []
+        shared: list[tuple[Any, Any]] = []
+        for pair in zip(sources, self.gradient(target, sources, *args, **kwargs), strict=True):
+            (local if self._exchange.is_local(pair[0]) else shared).append(pair)
+        return local, shared
 
 
 @tf.autograph.experimental.do_not_convert
@@ -77,8 +76,8 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
 ) -> tf.GradientTape:
     """Wrap a tape so that its gradients are combined over the ranks, in eager code or in a `tf.function`.
 
-    The arguments before `sync`, and the methods, are the same as in `horovod.tensorflow.DistributedGradientTape`.
-    Variables may be TensorFlow's or Keras's.
+    The arguments before `sync`, and the methods, are the same as in `horovod.tensorflow.DistributedGradientTape`, but for
+    what is said of them here. Variables may be TensorFlow's or Keras's.
 
     A tape adds up the results that a late rank has missed. One step with a sum differs from several steps, so models
     part, and a warning says so. To keep models equal bit for bit, wrap the optimizer (`hvd.DistributedOptimizer`), not
@@ -86,16 +85,11 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
 
     Args:
         gradtape: the tape. It may be in use already; the wrapper shares what it has recorded.
-        device_dense: same as in Horovod, only under `hvd.Full()`.
-        device_sparse: same as in Horovod, only under `hvd.Full()`.
-        compression: same as in Horovod. Late contributions and missed results are kept compressed.
-        sparse_as_dense: same as in Horovod; a partial policy needs it if gradients are sparse.
-        op: same as in Horovod; a partial policy takes only `hvd.Average` and `hvd.Sum`.
-        gradient_predivide_factor: same as in Horovod.
-        num_groups: same as in Horovod (deprecated there).
-        groups: same as in Horovod; under a partial policy each group is a bucket.
-        process_set: same as in Horovod.
-        scale_local_gradients: same as in Horovod.
+        device_dense, device_sparse: only for `hvd.Full()`.
+        compression: late contributions and missed results are kept compressed.
+        sparse_as_dense: a partial policy needs it if gradients are sparse.
+        op: a partial policy takes only `hvd.Average` and `hvd.Sum`.
+        groups: under a partial policy each group is a bucket.
         sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, or the policy's name;
             None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`, which is Horovod's own reduction. Policies that average
             models need an optimizer: `hvd.DistributedOptimizer`.

@@ -12,7 +12,7 @@ import tensorflow as tf
 from horovod_partial import _attach
 from horovod_partial.exchange.bucket_options import BucketOptions
 from horovod_partial.exchange.gradients import Kind, Planned, plan, step_name
-from horovod_partial.tensorflow.buckets import apply_if, functions_of, repeat
+from horovod_partial.tensorflow.buckets import functions_of, repeat
 from horovod_partial.tensorflow.gradients import framework
 from horovod_partial.tensorflow.graph import runtime, wire_dtype
 
@@ -145,7 +145,7 @@ def updater(
         there, *results = tf.py_function(taken, [], [tf.bool, *(dtype for dtype, _ in kinds)])
         for result, (_, shape) in zip(results, kinds, strict=True):
             result.set_shape(shape)
-        apply_if(there, lambda: apply(results))
+        tf.cond(there, lambda: apply(results), lambda: None)
 
     def apply_all(begins: tf.Tensor) -> None:
         repeat(take_one, begins, lambda: tf.ensure_shape(tf.py_function(must_apply, [], tf.bool), []))
