@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -144,14 +145,19 @@ def _of_each_rank(
 
 
 def _rounds(summary: Summary) -> Iterator[Plot]:
-    """Plot the rounds of the bucket that moved the most bytes. Yields nothing if there are fewer than two rounds."""
-    table = summary.rounds
-    if len(table["time"]) < 2:
+    """Plot the rounds of the bucket of all ranks that moved the most bytes, in the order in which rank 0 closed them.
+
+    Yields nothing if there are fewer than two rounds, or rank 0 was not recorded.
+    """
+    decider = summary.recording.ranks.get(0)
+    if decider is None:
         return
-    decider = summary.recording.ranks[0]
-    numbers, counts = np.unique(table["bucket"], return_counts=True)
-    carried = [decider.buckets[int(number)].nbytes * count for number, count in zip(numbers, counts, strict=True)]
-    rows = np.flatnonzero(table["bucket"] == numbers[int(np.argmax(carried))])
+    table, buckets = decider.tables["rounds"], decider.buckets
+    counts = Counter(number for number in table["bucket"].tolist() if buckets[number].process_set == 0)
+    if counts.total() < 2:
+        return
+    rows = np.flatnonzero(table["bucket"] == max(sorted(counts), key=lambda one: buckets[one].nbytes * counts[one]))
+    rows = rows[np.argsort(table["time"][rows], kind="stable")]
     rows = rows[:: -(-len(rows) // _POINTS)]
     time = summary.clocks.seconds(decider, table["time"][rows])
     arrived = summary.recording.size - np.array([len(missing) for missing in table["missing"][rows]])

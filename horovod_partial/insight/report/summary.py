@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_partial.insight.recording import Clocks, JobSteps, Recording
-from horovod_partial.insight.recording.format import Table, joined
 from horovod_partial.insight.report import slowness
 from horovod_partial.insight.report.slowness import Slowness
 
@@ -98,20 +97,6 @@ class Summary:
             waited_under_full=compute.max(axis=1) - compute.mean(axis=1),
             seconds=float(np.mean([rank.result[-1] - rank.begin[0] for rank in steps.ranks])),
         )
-
-    @property
-    def rounds(self) -> Table:
-        """The rounds of the process set of all ranks, in the order in which rank 0 closed them.
-
-        The table has no rows if rank 0 was not recorded.
-        """
-        decider = self.recording.ranks.get(0)
-        if decider is None:
-            return joined("rounds", [])
-        table = decider.tables["rounds"]
-        of_all = np.array([decider.buckets[number].process_set == 0 for number in table["bucket"].tolist()], dtype=bool)
-        order = np.argsort(table["time"][of_all], kind="stable")
-        return {name: column[of_all][order] for name, column in table.items()}
 
     @property
     def shares_work(self) -> bool:
