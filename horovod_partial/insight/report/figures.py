@@ -78,8 +78,7 @@ def _slow_ranks(summary: Summary) -> Plot:
     names = ["median of all ranks", *(f"rank {rank.rank}" for rank in ranks)]
     for name, values, colour in zip(names, times, (_GREY, *_COLOURS), strict=False):
         figure.add_scatter(x=edges, y=values, name=name, mode="lines", line={"color": colour, "width": 1.3})
-    _axes(figure, "step", "compute time (ms)")
-    figure.update_yaxes(rangemode="tozero")
+    _axes(figure, "step", "compute time (ms)", rangemode="tozero")
     which = "slow ranks" if summary.slow else "slowest ranks"
     return Plot(
         f"Compute time of the {which}",
@@ -99,8 +98,7 @@ def _parts(summary: Summary) -> Plot:
     for name, colour, seconds in parts:
         figure.add_bar(y=names, x=1e3 * np.array(seconds), name=name, orientation="h", marker_color=colour)
     figure.update_layout(barmode="stack", height=_height(len(names)))
-    figure.update_yaxes(autorange="reversed", type="category")
-    _axes(figure, "mean time of a step (ms)", "")
+    _axes(figure, "mean time of a step (ms)", "", autorange="reversed", type="category")
     return Plot(
         "What a step's time went to",
         "A bar is a rank's mean step. "
@@ -169,8 +167,7 @@ def _rounds(summary: Summary) -> Iterator[Plot]:
         figure.add_scatter(x=time[of], y=arrived[of], name=f"closed by {reason}", mode="markers", marker=marker)
     line = {"color": _GREY, "width": 1, "shape": "hv"}
     figure.add_scatter(x=time, y=table["quorum"][rows], name="quorum", mode="lines", line=line)
-    _axes(figure, "time (s)", "ranks on time")
-    figure.update_yaxes(rangemode="tozero")
+    _axes(figure, "time (s)", "ranks on time", rangemode="tozero")
     yield Plot(
         "Rounds, and the quorum",
         "A dot is a round. Its height is the number of ranks that were on time, and its colour tells why it closed. The line is "
@@ -213,8 +210,7 @@ def _heat(
         },
         hovertemplate="%{y}, step %{x}: %{z:.2f} " + unit + "<extra></extra>",
     )
-    figure.update_yaxes(autorange="reversed", type="category")
-    _axes(figure, "step", "")
+    _axes(figure, "step", "", autorange="reversed", type="category")
     figure.update_layout(height=_height(len(names)) + 55, margin_t=10)
     return figure
 
@@ -223,10 +219,9 @@ def _height(rows: int) -> int:
     return min(150 + 24 * rows, 900)
 
 
-def _axes(figure: go.Figure, x: str, y: str) -> None:
-    axis: dict[str, Any] = {"zeroline": False, "ticks": "outside"}
-    figure.update_xaxes(title_text=x, **axis)
-    figure.update_yaxes(title_text=y or None, **axis)
+def _axes(figure: go.Figure, x: str, y: str, **of_y: Any) -> None:
+    figure.update_xaxes(title_text=x, zeroline=False, ticks="outside")
+    figure.update_yaxes(title_text=y or None, zeroline=False, ticks="outside", **of_y)
     figure.update_layout(
         template="none",
         font={"family": "system-ui, sans-serif", "size": 13},
