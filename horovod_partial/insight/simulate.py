@@ -167,11 +167,8 @@ class RecordedSteps:
 
     def __post_init__(self) -> None:
         lengths = {len(step) for step in self.seconds}
-        if (
-            len(lengths) != 1
-            or lengths == {0}
-            or not all(0.0 < time < math.inf for step in self.seconds for time in step)
-        ):
+        are_times = all(0.0 < time < math.inf for step in self.seconds for time in step)
+        if len(lengths) != 1 or lengths == {0} or not are_times:
             raise ValueError("recorded steps are one tuple or more, all as long as there are ranks, of numbers above 0")
 
     @classmethod
@@ -427,10 +424,9 @@ def simulate(
     for name, value in (("ranks", ranks), ("iterations", iterations), ("passes", passes)):
         if value < 1:
             raise ValueError(f"{name} must be 1 or more, not {value}")
-    if not 0 <= cycle < math.inf:
-        raise ValueError(f"cycle must be 0 or more seconds, not {cycle}")
-    if not 0 <= split < math.inf:
-        raise ValueError(f"split must be 0 or more seconds, not {split}")
+    for name, seconds in (("cycle", cycle), ("split", split)):
+        if not 0 <= seconds < math.inf:
+            raise ValueError(f"{name} must be 0 or more seconds, not {seconds}")
     require(delays_in in ("each", "first"), "delays_in", "'each' or 'first'", delays_in)
     costs = [cluster.cost(algorithm, size) for size in range(1, ranks + 1)]
     step = trace.split(passes, split)
