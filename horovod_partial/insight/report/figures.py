@@ -70,9 +70,7 @@ def _compute_times(summary: Summary) -> Plot:
 
 def _slow_ranks(summary: Summary) -> Plot:
     ranks = (summary.slow or summary.slowest_first)[:_LINES]
-    compute = summary.steps.compute
-    by_rank = dict(zip((steps.rank for steps in summary.steps.ranks), compute.T, strict=True))
-    series = np.array([np.median(compute, axis=1), *(by_rank[rank.rank] for rank in ranks)])
+    series = np.array([np.median(summary.steps.compute, axis=1), *(rank.steps.share for rank in ranks)])
     edges, times = _windows(summary, 1e3 * series, _COLUMNS)
     figure = go.Figure()
     names = ["median of all ranks", *(f"rank {rank.rank}" for rank in ranks)]
@@ -91,9 +89,9 @@ def _parts(summary: Summary) -> Plot:
     figure = go.Figure()
     names = [f"rank {rank.rank}" for rank in summary.ranks]
     parts = (
-        ("compute", _COMPUTE, [rank.compute for rank in summary.ranks]),
-        ("wait for others", _WAIT, [rank.wait for rank in summary.ranks]),
-        ("reduction", _REDUCE, [rank.reduce for rank in summary.ranks]),
+        ("compute", _COMPUTE, [rank.steps.compute.mean() for rank in summary.ranks]),
+        ("wait for others", _WAIT, [rank.steps.wait.mean() for rank in summary.ranks]),
+        ("reduction", _REDUCE, [rank.steps.reduce.mean() for rank in summary.ranks]),
     )
     for name, colour, seconds in parts:
         figure.add_bar(y=names, x=1e3 * np.array(seconds), name=name, orientation="h", marker_color=colour)

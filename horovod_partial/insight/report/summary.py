@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from horovod_partial.insight.recording import Clocks, JobSteps, Recording
+from horovod_partial.insight.recording import Clocks, JobSteps, RankSteps, Recording
 from horovod_partial.insight.report import slowness
 from horovod_partial.insight.report.slowness import Slowness
 
@@ -23,21 +23,15 @@ _LIKE_DATA = (
 class RankSummary:
     """The summary of one rank, over the steps that all ranks have recorded.
 
-    `micro_batches` is how many the rank made in its whole recording under `WorkSharing()`; 0 under other policies. In a
-    step, on average, the rank computed for `compute` seconds and waited for others for `wait` seconds, and reductions
-    ran for `reduce` seconds after its last gradient. `late` is the share of its steps with a late contribution, 0 to 1.
-    `staleness` is the mean over the steps.
+    `steps` are these steps. `micro_batches` is how many the rank made in its whole recording under `WorkSharing()`; 0
+    under other policies.
     """
 
     rank: int
     host: str
     slowness: Slowness
+    steps: RankSteps
     micro_batches: int
-    compute: float
-    wait: float
-    reduce: float
-    late: float
-    staleness: float
 
 
 @dataclass(frozen=True)
@@ -78,12 +72,8 @@ class Summary:
                 rank=rank.rank,
                 host=recording.ranks[rank.rank].host,
                 slowness=of,
+                steps=rank,
                 micro_batches=steps.micro_batches.get(rank.rank, 0),
-                compute=float(rank.compute.mean()),
-                wait=float(rank.wait.mean()),
-                reduce=float(rank.reduce.mean()),
-                late=float(rank.late.mean()),
-                staleness=float(rank.staleness.mean()),
             )
             for rank, of in zip(steps.ranks, slow, strict=True)
         )
