@@ -1,7 +1,7 @@
 """Partial collectives inside the coordination cycle of an installed Horovod."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from horovod.common.process_sets import ProcessSet
 
@@ -10,22 +10,14 @@ from horovod_partial._core import BucketSpec
 class AttachError(ImportError): ...
 
 class RoundInfo:
-    @property
-    def round(self) -> int: ...
-    @property
-    def late(self) -> bool: ...
-    @property
-    def fresh(self) -> int: ...
-    @property
-    def gradients(self) -> int: ...
-    @property
-    def staleness(self) -> int: ...
-    @property
-    def empty(self) -> bool: ...
-    @property
-    def members(self) -> list[int]: ...
-    @property
-    def work(self) -> list[int]: ...
+    round: Final[int]
+    late: Final[bool]
+    fresh: Final[int]
+    gradients: Final[int]
+    staleness: Final[int]
+    empty: Final[bool]
+    members: Final[list[int]]
+    work: Final[list[int]]
 
 class Owner: ...
 

@@ -87,8 +87,7 @@ class BalancedBatchSampler:
 
     @property
     def _samples_of_step(self) -> int:
-        size: int = self._process_set.size()
-        return self.batch_size * size
+        return self.batch_size * self._process_set.size()
 
 
 def _as_lengths(lengths: Any) -> NDArray[np.float64]:

@@ -23,27 +23,18 @@ from horovod_partial import __version__
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Partial collectives for a stock Horovod.")
 
-# The self-tests of `horovod-partial check`, by framework. Each self-test runs in a process of its own.
+FRAMEWORKS = ("torch", "tensorflow")
+
+# The self-test of `horovod-partial check`. It runs in a process of its own for each framework.
 # A process cannot undo the attachment of this package to Horovod, and Horovod may abort the process if MPI is broken.
-SELF_TESTS = {
-    "torch": """
-import torch
-import horovod_partial.torch as hvd
+SELF_TEST = """
+import {framework}
+import horovod_partial.{framework} as hvd
 hvd.init()
-x = hvd.partial_allreduce(torch.ones(3), name="check", op=hvd.Sum, sync=hvd.Solo())
-assert x.tolist() == [hvd.size()] * 3, x
-hvd.shutdown()
-""",
-    "tensorflow": """
-import tensorflow
-import horovod_partial.tensorflow as hvd
-hvd.init()
-x = hvd.partial_allreduce(tensorflow.ones(3), name="check", op=hvd.Sum, sync=hvd.Solo())
+x = hvd.partial_allreduce({framework}.ones(3), name="check", op=hvd.Sum, sync=hvd.Solo())
 assert x.numpy().tolist() == [hvd.size()] * 3, x
 hvd.shutdown()
-""",
-}
-
+"""
 
 # Code that is added to a self-test if Horovod has NCCL. It prints one line of JSON, which says which NCCL is in use.
 NCCL_QUESTION = """
@@ -81,7 +72,7 @@ def check() -> None:
     table = Table(title=f"horovod_partial {__version__} for Horovod {built.HOROVOD_VERSION}")
     table.add_column("")
     table.add_column("available")
-    for framework in SELF_TESTS:
+    for framework in FRAMEWORKS:
         table.add_row(framework, built.FRAMEWORKS.get(framework, "no"))
     for transport, feature in (("MPI", "mpi"), ("Gloo", "gloo")):
         table.add_row(f"rounds over {transport}", "yes" if feature in built.FEATURES else "no")
@@ -91,7 +82,7 @@ def check() -> None:
         table.add_row(f"rounds of GPU tensors, {framework}", on_gpus if has_nccl and "cuda" in built.FEATURES else "no")
     for policy in get_args(Policy):
         table.add_row(f"policy {policy.__name__}", "yes")
-    tests = {framework: _self_test(framework, has_nccl) for framework in SELF_TESTS if framework in built.FRAMEWORKS}
+    tests = {framework: _self_test(framework, has_nccl) for framework in FRAMEWORKS if framework in built.FRAMEWORKS}
     for framework, (failure, _) in tests.items():
         table.add_row(f"attach self-test, {framework}", "FAILED" if failure else "passed")
     Console().print(table)
@@ -106,8 +97,8 @@ def check() -> None:
 
 def _self_test(framework: str, has_nccl: bool) -> tuple[str, str]:
     """Return why the self-test failed, empty if it passed; and which NCCL is in use, empty if Horovod has none."""
-    program = SELF_TESTS[framework] + (NCCL_QUESTION.format(framework=framework) if has_nccl else "")
-    command = [sys.executable, "-c", program]
+    program = SELF_TEST + (NCCL_QUESTION if has_nccl else "")
+    command = [sys.executable, "-c", program.format(framework=framework)]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except subprocess.TimeoutExpired:

@@ -22,15 +22,6 @@ from horovod_partial.checks import require
 from horovod_partial.merging import MergingPlan, MessageCost
 from horovod_partial.policies import FOR_EVER, Full, ModelPolicy, Policy, Quorum, WeightedAverage, WorkSharing
 
-ALGORITHMS = (
-    "ring",
-    "recursive_doubling",
-    "recursive_halving_doubling",
-    "binary_tree",
-    "double_binary_trees",
-    "hierarchical",
-)
-
 
 @dataclass(frozen=True)
 class Cluster:
@@ -66,34 +57,40 @@ class Cluster:
         return cls(cost.latency / (2 * (ranks - 1)), cost.seconds_per_byte * ranks / (2 * (ranks - 1)))
 
     def cost(self, algorithm: str, ranks: int) -> MessageCost:
-        """Return the cost of an allreduce among `ranks` ranks, 1 or more; 1 costs nothing.
+        """Return the cost of an allreduce. Raises ValueError if `algorithm` is not a key of `costs`."""
+        costs = self.costs(ranks)
+        require(algorithm in costs, "algorithm", f"one of {', '.join(map(repr, costs))}", algorithm)
+        return costs[algorithm]
+
+    def costs(self, ranks: int) -> dict[str, MessageCost]:
+        """Return the costs of an allreduce among `ranks` ranks, 1 or more, by algorithm; 1 costs nothing.
 
         The formulas are those of table 2 in the paper on MG-WFBP (IEEE TPDS 2021), with whole numbers of steps. The
         algorithm `"hierarchical"` is not in the paper: it is a ring within each node, and a ring of nodes in which the
-        ranks of a node send their parts at the same time. The ranks fill one node after another. Raises ValueError if
-        `algorithm` is not one of `ALGORITHMS`.
+        ranks of a node send their parts at the same time. The ranks fill one node after another.
         """
-        steps = ranks - 1
-        doublings = steps.bit_length()  # how often 1 must be doubled to reach at least `ranks`
+        doublings = (ranks - 1).bit_length()  # how often 1 must be doubled to reach at least `ranks`
         latency, link, add = self.latency, self.seconds_per_byte, self.reduce_seconds_per_byte
-        match algorithm:
-            case "ring":
-                return MessageCost(2 * steps * latency, (2 * link + add) * steps / ranks)
-            case "recursive_doubling":
-                return MessageCost(doublings * latency, doublings * (link + add))
-            case "recursive_halving_doubling":
-                return MessageCost(2 * doublings * latency, (2 * link + add) * steps / ranks)
-            case "binary_tree":
-                return MessageCost(2 * doublings * latency, doublings * (2 * link + add))
-            case "double_binary_trees":
-                # Table 2 of the MG-WFBP paper prints a start-up of 2 log N. It omits a factor: the latency of a message.
-                return MessageCost(2 * doublings * latency, link + add if ranks > 1 else 0.0)
-            case "hierarchical":
-                local = replace(self, latency=self.local_latency, seconds_per_byte=self.local_seconds_per_byte)
-                within = local.cost("ring", min(ranks, self.ranks_per_node))
-                between = self.cost("ring", math.ceil(ranks / self.ranks_per_node))
-                return MessageCost(within.latency + between.latency, within.seconds_per_byte + between.seconds_per_byte)
-        raise ValueError(f"algorithm must be one of {', '.join(map(repr, ALGORITHMS))}, not {algorithm!r}")
+        ring = self._ring(ranks)
+        local = replace(self, latency=self.local_latency, seconds_per_byte=self.local_seconds_per_byte)
+        within = local._ring(min(ranks, self.ranks_per_node))
+        between = self._ring(math.ceil(ranks / self.ranks_per_node))
+        both = MessageCost(within.latency + between.latency, within.seconds_per_byte + between.seconds_per_byte)
+        return {
+            "ring": ring,
+            "recursive_doubling": MessageCost(doublings * latency, doublings * (link + add)),
+            "recursive_halving_doubling": MessageCost(2 * doublings * latency, ring.seconds_per_byte),
+            "binary_tree": MessageCost(2 * doublings * latency, doublings * (2 * link + add)),
+            # Table 2 of the MG-WFBP paper prints a start-up of 2 log N. It omits a factor: the latency of a message.
+            "double_binary_trees": MessageCost(2 * doublings * latency, link + add if ranks > 1 else 0.0),
+            "hierarchical": both,
+        }
+
+    def _ring(self, ranks: int) -> MessageCost:
+        steps = ranks - 1
+        return MessageCost(
+            2 * steps * self.latency, (2 * self.seconds_per_byte + self.reduce_seconds_per_byte) * steps / ranks
+        )
 
 
 class Delays(Protocol):
@@ -170,11 +167,8 @@ class RecordedSteps:
 
     def __post_init__(self) -> None:
         lengths = {len(step) for step in self.seconds}
-        if (
-            len(lengths) != 1
-            or lengths == {0}
-            or not all(0.0 < time < math.inf for step in self.seconds for time in step)
-        ):
+        are_times = all(0.0 < time < math.inf for step in self.seconds for time in step)
+        if len(lengths) != 1 or lengths == {0} or not are_times:
             raise ValueError("recorded steps are one tuple or more, all as long as there are ranks, of numbers above 0")
 
     @classmethod
@@ -415,8 +409,8 @@ def simulate(
     With a policy of gradients, messages travel during backward. With a policy of models, the whole model travels after
     backward. With `overlap="gradient"` it travels during the next step. `overlap=True` is simulated like False.
 
-    `algorithm` is one of `ALGORITHMS`. `rule` is one of `horovod_partial.merging.RULES`, and decides by the cost among
-    all ranks which gradients travel together. `cycle` is the shortest time between two negotiations, in seconds; the
+    `algorithm` is a key of `Cluster.costs`. `rule` is one of `horovod_partial.merging.RULES`, and decides by the cost
+    among all ranks which gradients travel together. `cycle` is the shortest time between two negotiations, in seconds; the
     default is Horovod's. With 0 a round closes at the moment when its last rank arrives, but large jobs take long to
     simulate.
 
@@ -430,10 +424,9 @@ def simulate(
     for name, value in (("ranks", ranks), ("iterations", iterations), ("passes", passes)):
         if value < 1:
             raise ValueError(f"{name} must be 1 or more, not {value}")
-    if not 0 <= cycle < math.inf:
-        raise ValueError(f"cycle must be 0 or more seconds, not {cycle}")
-    if not 0 <= split < math.inf:
-        raise ValueError(f"split must be 0 or more seconds, not {split}")
+    for name, seconds in (("cycle", cycle), ("split", split)):
+        if not 0 <= seconds < math.inf:
+            raise ValueError(f"{name} must be 0 or more seconds, not {seconds}")
     require(delays_in in ("each", "first"), "delays_in", "'each' or 'first'", delays_in)
     costs = [cluster.cost(algorithm, size) for size in range(1, ranks + 1)]
     step = trace.split(passes, split)

@@ -1,1 +1,1 @@
-"""Metrics of jobs for Prometheus: a running job's, which rank 0 serves, and those of a recording's summary."""
+"""Metrics of a running job for Prometheus, which rank 0 serves, and a table of them."""

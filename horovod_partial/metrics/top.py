@@ -120,8 +120,7 @@ def frames(
 def show(before: Scrape, after: Scrape) -> Group:
     """Return a table of what the ranks did between two scrapes, slow ranks first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("rank", justify="right")
-    for name in ("steps/s", "compute ms", "computing", "MB/s", "late", "CPUs"):
+    for name in ("rank", "steps/s", "compute ms", "computing", "MB/s", "late", "CPUs"):
         table.add_column(name, justify="right")
     table.add_column("slowness")
     ranks = [str(rank) for rank in range(int(after.of("ranks") or 0))]

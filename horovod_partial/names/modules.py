@@ -28,9 +28,6 @@ class _Counterpart(importlib.abc.Loader):
         self._source = source
         self._front_end = front_end
 
-    def create_module(self, spec: ModuleSpec) -> None:
-        return None  # Python makes an ordinary module if a loader's `create_module` returns None
-
     def exec_module(self, module: ModuleType) -> None:
         source, front_end = importlib.import_module(self._source), importlib.import_module(self._front_end)
         module.__doc__ = source.__doc__

@@ -53,6 +53,8 @@ class Runtime:
     def __init__(self, mpi_ops: ModuleType, library: str, *, waits_are_told: bool) -> None:
         check_features(mpi_ops)
         self._mpi_ops = mpi_ops
+        # Horovod's own functions. `rank` and `size` are of all ranks, and raise ValueError before `init`.
+        self.rank, self.size, self.is_initialized = mpi_ops.rank, mpi_ops.size, mpi_ops.is_initialized
         self._process_sets = {0}  # numbers of the process sets that may have had rounds: shutdown and exit flush them
         self._begun = Tenure(self)
         self._observed = Tenure(self)
@@ -101,12 +103,12 @@ class Runtime:
                 return
             self._begin()
             self.core.require_process_set(0)  # in a handshake all ranks prove that hooks run
-            taken = adopt([json.loads(text) for text in self.core.gather(json.dumps(shared()))], self._mpi_ops.rank())
+            taken = adopt([json.loads(text) for text in self.core.gather(json.dumps(shared()))], self.rank())
             if taken:
                 log.logger.warning("%s is set on rank 0 and not here; this rank takes it", ", ".join(taken))
             self._observe_as_set()
             self._monitor = None  # this ends the heartbeats of an earlier `init`
-            self._monitor = heartbeat.begin(self._mpi_ops.rank(), self._mpi_ops.size(), self.core.gather)
+            self._monitor = heartbeat.begin(self.rank(), self.size(), self.core.gather)
             if settings().watches_steps:
                 self._warn_of_no_watch()
             self._agreed.enter()
@@ -115,15 +117,16 @@ class Runtime:
         """On rank 0, serve metrics if the settings ask for it."""
         config = settings()
         self._end_metrics()
-        if not config.metrics_port or self._mpi_ops.rank() != 0:
+        if not config.metrics_port or self.rank() != 0:
             return
         from horovod_partial.metrics.endpoint import Endpoint  # only rank 0 of few jobs needs an HTTP server
         from horovod_partial.metrics.job import JobMetrics
 
-        def statistics() -> dict[int, dict[str, dict[str, Any]]]:
-            return {process_set: self.statistics(process_set) for process_set in sorted(self._process_sets)}
-
-        job = JobMetrics(self._mpi_ops.size(), self.watched_ranks, statistics)
+        job = JobMetrics(
+            self.size(),
+            self.watched_ranks,
+            lambda: {process_set: self.statistics(process_set) for process_set in sorted(self._process_sets)},
+        )
         try:
             self._endpoint = Endpoint(config.metrics_host, config.metrics_port, job)
         except (OSError, RuntimeError, ValueError) as error:  # the address is taken or wrong; too many threads
@@ -215,7 +218,7 @@ class Runtime:
         self.notes_waits = True
 
     def _warn_of_no_watch(self) -> None:
-        if self._monitor is None and self._mpi_ops.rank() == 0 and self._mpi_ops.size() > 1:
+        if self._monitor is None and self.rank() == 0 and self.size() > 1:
             log.logger.warning(
                 "no slow rank will be named, because the ranks give each other no signs of life: HOROVOD_PARTIAL_WATCH, "
                 "HOROVOD_PARTIAL_METRICS_PORT and HOROVOD_PARTIAL_STALL_SECONDS are 0, or the program has called Horovod's own "
@@ -299,7 +302,7 @@ class Runtime:
         missed results are not applied, and buckets that had any before the flush are returned too.
         """
         errors, unsettled = [], set()
-        for process_set in sorted(self._process_sets, reverse=True) if self._mpi_ops.is_initialized() else ():
+        for process_set in sorted(self._process_sets, reverse=True) if self.is_initialized() else ():
             try:
                 unsettled |= set() if applies else self.unsettled(process_set)
                 self._flush(process_set, self._appliers_of(process_set) if applies else [], ends=True)
@@ -356,7 +359,7 @@ class Runtime:
         """In a new generation of Horovod, set the log's rank, register the exit handler, and return True."""
         is_new = self._begun.enter()
         if is_new:
-            log.set_rank(self._mpi_ops.rank())
+            log.set_rank(self.rank())
             self._register_exit()
         return is_new
 
@@ -624,7 +627,7 @@ class Runtime:
     def _settle(self) -> None:
         if any(applier.is_applying for applier in self.exchanges()):
             raise AssertionError(
-                f"rank {self._mpi_ops.rank()}: a flush, a join or the end came within a round hook or grad_transform, where an "
+                f"rank {self.rank()}: a flush, a join or the end came within a round hook or grad_transform, where an "
                 "optimizer applies a round: call it between two steps"
             )
         for averager in self._of_this_thread(self._averagers):
@@ -702,18 +705,6 @@ class Runtime:
     def is_alone(self, process_set: ProcessSet) -> bool:
         """Return whether this rank is alone in a process set. False in an elastic job, because ranks may be added."""
         return self.size_of(process_set) == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
-
-    def is_initialized(self) -> bool:
-        """Return whether Horovod is initialised."""
-        return self._mpi_ops.is_initialized()
-
-    def rank(self) -> int:
-        """Return the number of this rank among all ranks. Raises ValueError if Horovod is not initialised."""
-        return self._mpi_ops.rank()
-
-    def size(self) -> int:
-        """Return the number of all ranks. Raises ValueError if Horovod is not initialised."""
-        return self._mpi_ops.size()
 
     def check_initialized(self) -> None:
         """Raise ValueError if Horovod is not initialised."""

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 import horovod_partial
 from horovod_partial import cli, merging
 from horovod_partial.insight.simulate import (
-    ALGORITHMS,
     Cluster,
     Gradient,
     LogNormal,
@@ -53,8 +52,7 @@ def test_a_fit_costs_what_was_measured() -> None:
 
 def test_costs_of_eight_ranks() -> None:
     cluster = Cluster(10.0, 8.0, 16.0, ranks_per_node=4, local_latency=1.0, local_seconds_per_byte=0.0)
-    costs = {algorithm: cluster.cost(algorithm, 8) for algorithm in ALGORITHMS}
-    assert {name: (cost.latency, cost.seconds_per_byte) for name, cost in costs.items()} == {
+    assert {name: (cost.latency, cost.seconds_per_byte) for name, cost in cluster.costs(8).items()} == {
         "ring": (2 * 7 * 10, 7 / 8 * (2 * 8 + 16)),
         "recursive_doubling": (3 * 10, (8 + 16) * 3),
         "recursive_halving_doubling": (2 * 3 * 10, 2 * 8 - (2 * 8 + 16) / 8 + 16),
@@ -71,10 +69,9 @@ def test_ranks_that_are_no_power_of_two_take_whole_steps(algorithm: str, latenci
     assert steps == [1, 2, 2, 3, 3, 4, 10, 11]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_rank_alone_costs_nothing(algorithm: str) -> None:
-    cost = Cluster(1.0, 1.0, 1.0).cost(algorithm, 1)
-    assert (cost.latency, cost.seconds_per_byte) == (0.0, 0.0)
+def test_a_rank_alone_costs_nothing() -> None:
+    for cost in Cluster(1.0, 1.0, 1.0).costs(1).values():
+        assert (cost.latency, cost.seconds_per_byte) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(

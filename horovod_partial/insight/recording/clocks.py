@@ -69,11 +69,10 @@ class HostClock:
 class Clocks:
     """The clocks of a job's hosts.
 
-    All times are on the clock of `rank`, the lowest recorded rank. `zero` is its time 0, in seconds of its host's
-    monotonic clock. `hosts` has the clocks by `Header.clock`.
+    All times are on the clock of the lowest recorded rank. `zero` is its time 0, in seconds of its host's monotonic
+    clock. `hosts` has the clocks by `Header.clock`.
     """
 
-    rank: int
     zero: float
     hosts: dict[str, HostClock]
 
@@ -93,7 +92,7 @@ class Clocks:
             else:
                 walls = _start(ranks[0]) - _start(first)
                 hosts[clock] = _compare(host, reference, _ends(ranks), walls)
-        return cls(first.rank, first.steady * _MICRO, hosts)
+        return cls(first.steady * _MICRO, hosts)
 
     def seconds(self, rank: RankRecording, times: NDArray[np.int64]) -> Floats:
         """Convert a rank's recorded times, in microseconds, to seconds since time 0 of the reference rank, on its clock."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -69,16 +70,13 @@ def _compute_times(summary: Summary) -> Plot:
 
 def _slow_ranks(summary: Summary) -> Plot:
     ranks = (summary.slow or summary.slowest_first)[:_LINES]
-    compute = summary.steps.compute
-    by_rank = dict(zip((steps.rank for steps in summary.steps.ranks), compute.T, strict=True))
-    series = np.array([np.median(compute, axis=1), *(by_rank[rank.rank] for rank in ranks)])
+    series = np.array([np.median(summary.steps.compute, axis=1), *(rank.steps.share for rank in ranks)])
     edges, times = _windows(summary, 1e3 * series, _COLUMNS)
     figure = go.Figure()
     names = ["median of all ranks", *(f"rank {rank.rank}" for rank in ranks)]
     for name, values, colour in zip(names, times, (_GREY, *_COLOURS), strict=False):
         figure.add_scatter(x=edges, y=values, name=name, mode="lines", line={"color": colour, "width": 1.3})
-    _axes(figure, "step", "compute time (ms)")
-    figure.update_yaxes(rangemode="tozero")
+    _axes(figure, "step", "compute time (ms)", rangemode="tozero")
     which = "slow ranks" if summary.slow else "slowest ranks"
     return Plot(
         f"Compute time of the {which}",
@@ -91,15 +89,14 @@ def _parts(summary: Summary) -> Plot:
     figure = go.Figure()
     names = [f"rank {rank.rank}" for rank in summary.ranks]
     parts = (
-        ("compute", _COMPUTE, [rank.compute for rank in summary.ranks]),
-        ("wait for others", _WAIT, [rank.wait for rank in summary.ranks]),
-        ("reduction", _REDUCE, [rank.reduce for rank in summary.ranks]),
+        ("compute", _COMPUTE, [rank.steps.compute.mean() for rank in summary.ranks]),
+        ("wait for others", _WAIT, [rank.steps.wait.mean() for rank in summary.ranks]),
+        ("reduction", _REDUCE, [rank.steps.reduce.mean() for rank in summary.ranks]),
     )
     for name, colour, seconds in parts:
         figure.add_bar(y=names, x=1e3 * np.array(seconds), name=name, orientation="h", marker_color=colour)
     figure.update_layout(barmode="stack", height=_height(len(names)))
-    figure.update_yaxes(autorange="reversed", type="category")
-    _axes(figure, "mean time of a step (ms)", "")
+    _axes(figure, "mean time of a step (ms)", "", autorange="reversed", type="category")
     return Plot(
         "What a step's time went to",
         "A bar is a rank's mean step. "
@@ -144,14 +141,19 @@ def _of_each_rank(
 
 
 def _rounds(summary: Summary) -> Iterator[Plot]:
-    """Plot the rounds of the bucket that moved the most bytes. Yields nothing if there are fewer than two rounds."""
-    table = summary.rounds
-    if len(table["time"]) < 2:
+    """Plot the rounds of the bucket of all ranks that moved the most bytes, in the order in which rank 0 closed them.
+
+    Yields nothing if there are fewer than two rounds, or rank 0 was not recorded.
+    """
+    decider = summary.recording.ranks.get(0)
+    if decider is None:
         return
-    decider = summary.recording.ranks[0]
-    numbers, counts = np.unique(table["bucket"], return_counts=True)
-    carried = [decider.buckets[int(number)].nbytes * count for number, count in zip(numbers, counts, strict=True)]
-    rows = np.flatnonzero(table["bucket"] == numbers[int(np.argmax(carried))])
+    table, buckets = decider.tables["rounds"], decider.buckets
+    counts = Counter(number for number in table["bucket"].tolist() if buckets[number].process_set == 0)
+    if counts.total() < 2:
+        return
+    rows = np.flatnonzero(table["bucket"] == max(sorted(counts), key=lambda one: buckets[one].nbytes * counts[one]))
+    rows = rows[np.argsort(table["time"][rows], kind="stable")]
     rows = rows[:: -(-len(rows) // _POINTS)]
     time = summary.clocks.seconds(decider, table["time"][rows])
     arrived = summary.recording.size - np.array([len(missing) for missing in table["missing"][rows]])
@@ -163,8 +165,7 @@ def _rounds(summary: Summary) -> Iterator[Plot]:
         figure.add_scatter(x=time[of], y=arrived[of], name=f"closed by {reason}", mode="markers", marker=marker)
     line = {"color": _GREY, "width": 1, "shape": "hv"}
     figure.add_scatter(x=time, y=table["quorum"][rows], name="quorum", mode="lines", line=line)
-    _axes(figure, "time (s)", "ranks on time")
-    figure.update_yaxes(rangemode="tozero")
+    _axes(figure, "time (s)", "ranks on time", rangemode="tozero")
     yield Plot(
         "Rounds, and the quorum",
         "A dot is a round. Its height is the number of ranks that were on time, and its colour tells why it closed. The line is "
@@ -207,8 +208,7 @@ def _heat(
         },
         hovertemplate="%{y}, step %{x}: %{z:.2f} " + unit + "<extra></extra>",
     )
-    figure.update_yaxes(autorange="reversed", type="category")
-    _axes(figure, "step", "")
+    _axes(figure, "step", "", autorange="reversed", type="category")
     figure.update_layout(height=_height(len(names)) + 55, margin_t=10)
     return figure
 
@@ -217,10 +217,9 @@ def _height(rows: int) -> int:
     return min(150 + 24 * rows, 900)
 
 
-def _axes(figure: go.Figure, x: str, y: str) -> None:
-    axis: dict[str, Any] = {"zeroline": False, "ticks": "outside"}
-    figure.update_xaxes(title_text=x, **axis)
-    figure.update_yaxes(title_text=y or None, **axis)
+def _axes(figure: go.Figure, x: str, y: str, **of_y: Any) -> None:
+    figure.update_xaxes(title_text=x, zeroline=False, ticks="outside")
+    figure.update_yaxes(title_text=y or None, zeroline=False, ticks="outside", **of_y)
     figure.update_layout(
         template="none",
         font={"family": "system-ui, sans-serif", "size": 13},

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from horovod_partial.insight.recording import Clocks, JobSteps, Recording
-from horovod_partial.insight.recording.format import Table, joined
+from horovod_partial.insight.recording import Clocks, JobSteps, RankSteps, Recording
 from horovod_partial.insight.report import slowness
 from horovod_partial.insight.report.slowness import Slowness
 
@@ -24,21 +23,15 @@ _LIKE_DATA = (
 class RankSummary:
     """The summary of one rank, over the steps that all ranks have recorded.
 
-    `micro_batches` is how many the rank made in its whole recording under `WorkSharing()`; 0 under other policies. In a
-    step, on average, the rank computed for `compute` seconds and waited for others for `wait` seconds, and reductions
-    ran for `reduce` seconds after its last gradient. `late` is the share of its steps with a late contribution, 0 to 1.
-    `staleness` is the mean over the steps.
+    `steps` are these steps. `micro_batches` is how many the rank made in its whole recording under `WorkSharing()`; 0
+    under other policies.
     """
 
     rank: int
     host: str
     slowness: Slowness
+    steps: RankSteps
     micro_batches: int
-    compute: float
-    wait: float
-    reduce: float
-    late: float
-    staleness: float
 
 
 @dataclass(frozen=True)
@@ -79,12 +72,8 @@ class Summary:
                 rank=rank.rank,
                 host=recording.ranks[rank.rank].host,
                 slowness=of,
+                steps=rank,
                 micro_batches=steps.micro_batches.get(rank.rank, 0),
-                compute=float(rank.compute.mean()),
-                wait=float(rank.wait.mean()),
-                reduce=float(rank.reduce.mean()),
-                late=float(rank.late.mean()),
-                staleness=float(rank.staleness.mean()),
             )
             for rank, of in zip(steps.ranks, slow, strict=True)
         )
@@ -98,20 +87,6 @@ class Summary:
             waited_under_full=compute.max(axis=1) - compute.mean(axis=1),
             seconds=float(np.mean([rank.result[-1] - rank.begin[0] for rank in steps.ranks])),
         )
-
-    @property
-    def rounds(self) -> Table:
-        """The rounds of the process set of all ranks, in the order in which rank 0 closed them.
-
-        The table has no rows if rank 0 was not recorded.
-        """
-        decider = self.recording.ranks.get(0)
-        if decider is None:
-            return joined("rounds", [])
-        table = decider.tables["rounds"]
-        of_all = np.array([decider.buckets[number].process_set == 0 for number in table["bucket"].tolist()], dtype=bool)
-        order = np.argsort(table["time"][of_all], kind="stable")
-        return {name: column[of_all][order] for name, column in table.items()}
 
     @property
     def shares_work(self) -> bool:

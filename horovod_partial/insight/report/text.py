@@ -12,18 +12,18 @@ WORDS = {"host", "slowness"}  # the columns that hold words; the others hold num
 
 def cells(summary: Summary, rank: RankSummary) -> dict[str, str]:
     """Return a rank's row in the table of ranks: its texts, by the names of the columns."""
-    slow = rank.slowness
+    slow, steps = rank.slowness, rank.steps
     row = {
         "rank": str(rank.rank),
         "host": rank.host,
         "slowness": str(slow) if slow.times else "-",
         "score": f"{slow.score:.2f}",
-        "compute ms": f"{1e3 * rank.compute:.1f}",
-        "wait ms": f"{1e3 * rank.wait:.1f}",
-        "reduce ms": f"{1e3 * rank.reduce:.1f}",
+        "compute ms": f"{1e3 * steps.compute.mean():.1f}",
+        "wait ms": f"{1e3 * steps.wait.mean():.1f}",
+        "reduce ms": f"{1e3 * steps.reduce.mean():.1f}",
     }
     if not summary.shares_work:
-        return {**row, "late": f"{rank.late:.0%}", "staleness": f"{rank.staleness:.2f}"}
+        return {**row, "late": f"{steps.late.mean():.0%}", "staleness": f"{steps.staleness.mean():.2f}"}
     share = rank.micro_batches / sum(each.micro_batches for each in summary.ranks)
     each_takes = f"{1e3 * slow.compute / summary.steps.passes:.1f}"
     return {**row, "micro-batches": f"{rank.micro_batches} ({share:.0%})", "ms each": each_takes}
