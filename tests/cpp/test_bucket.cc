@@ -6,8 +6,6 @@
 #include <limits>
 #include <optional>
 #include <stdexcept>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "core/rounds/bucket.h"

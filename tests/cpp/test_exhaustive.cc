@@ -23,7 +23,6 @@
 #include <map>
 #include <ostream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "harness/explorer.h"

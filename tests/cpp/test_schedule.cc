@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdio>
 #include <numeric>
 #include <random>
 #include <set>
@@ -54,14 +53,12 @@ double Spread(const std::vector<double>& values) {
 
 class MixingTest : public testing::Test {
  protected:
-  MixingTest() { std::printf("seed %u\n", kSeed); }
   std::vector<double> RandomValues(int size) {
     std::vector<double> values;
     for (int i = 0; i < size; ++i) values.push_back(std::uniform_real_distribution<double>(-1, 1)(random_));
     return values;
   }
-  static constexpr unsigned kSeed = 1;
-  std::mt19937 random_{kSeed};
+  std::mt19937 random_{1};
 };
 
 // The ranks whose first value has reached each rank, after these rounds.

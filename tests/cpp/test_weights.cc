@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -23,7 +22,6 @@ double Sum(const std::vector<double>& values) { return std::accumulate(values.be
 
 class RandomWorkTest : public testing::Test {
  protected:
-  RandomWorkTest() { std::printf("seed %u\n", kSeed); }
   std::vector<int> RandomWork(int most) {
     std::vector<int> work;
     for (int ranks = std::uniform_int_distribution<int>(1, 20)(random_); ranks > 0; --ranks)
@@ -31,8 +29,7 @@ class RandomWorkTest : public testing::Test {
     return work;
   }
   double RandomParameter() { return std::uniform_real_distribution<double>(0.01, 1)(random_); }
-  static constexpr unsigned kSeed = 1;
-  std::mt19937 random_{kSeed};
+  std::mt19937 random_{1};
 };
 
 // --- WP-SGD (D1)
