@@ -9,6 +9,7 @@
 
 #include "core/rounds/coordinator.h"
 #include "harness/others.h"
+#include "harness/policies.h"
 #include "harness/puppets.h"
 
 namespace horovod_partial {
@@ -16,47 +17,14 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::LettersOf;
+using test::Pairs;
 using test::Puppets;
+using test::Quorum;
+using test::RandomInitiator;
+using test::Ready;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-
-Policy Quorum(int quorum, Round max_staleness = 16) {
-  Policy policy;
-  policy.quorum = quorum;
-  policy.max_staleness = max_staleness;
-  policy.grace = 0ms;
-  policy.description = "Quorum(" + std::to_string(quorum) + ")";
-  return policy;
-}
-
-Policy RandomInitiator(std::uint64_t seed) {
-  Policy policy = Quorum(1);
-  policy.rule = Policy::Rule::kInitiator;
-  policy.seed = seed;
-  policy.description = "Majority(initiator='random')";
-  return policy;
-}
-
-// Models in pairs along a butterfly.
-Policy Pairs(Round period = 0, int quorum = 1, Round max_staleness = 16) {
-  Policy policy = Quorum(quorum, max_staleness);
-  policy.schedule.kind = Schedule::Kind::kButterfly;
-  policy.schedule.group_size = 2;
-  policy.period = period;
-  policy.description = "GroupAverage(2)";
-  return policy;
-}
-
-// Models of the first ranks that are ready.
-Policy Ready(int group_size, int window = 8) {
-  Policy policy = Quorum(1);
-  policy.rule = Policy::Rule::kReady;
-  policy.group_size = group_size;
-  policy.window = window;
-  policy.description = "PartialReduce(" + std::to_string(group_size) + ")";
-  return policy;
-}
 
 // --- Rules, one cycle after the other
 

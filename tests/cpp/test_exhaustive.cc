@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "harness/explorer.h"
+#include "harness/policies.h"
 #include "harness/world.h"
 
 namespace horovod_partial::test {
@@ -248,36 +249,17 @@ struct NamedPolicy {
 };
 
 NamedPolicy Quorum(const std::string& name, int quorum, Round max_staleness = 16) {
-  Policy policy;
-  policy.quorum = quorum;
-  policy.max_staleness = max_staleness;
-  policy.grace = Time(0);
-  return {name, policy};
+  return {name, test::Quorum(quorum, max_staleness)};
 }
 const NamedPolicy kSolo = Quorum("Solo", 1);
 const NamedPolicy kSoloWithBound1 = Quorum("SoloWithBound1", 1, 1);
 const NamedPolicy kMajority = Quorum("Majority", 2);  // of 3 ranks, so Quorum(2) too
 const NamedPolicy kQuorum3 = Quorum("Quorum3", 3);
 
-NamedPolicy Initiator(std::uint64_t seed) {
-  NamedPolicy named = Quorum("Initiator" + std::to_string(seed), 1);
-  named.policy.rule = Policy::Rule::kInitiator;
-  named.policy.seed = seed;
-  return named;
-}
-NamedPolicy Ready(int group_size) {
-  NamedPolicy named = Quorum("Ready" + std::to_string(group_size), 1);
-  named.policy.rule = Policy::Rule::kReady;
-  named.policy.group_size = group_size;
-  named.policy.window = 4;
-  return named;
-}
+NamedPolicy Initiator(std::uint64_t seed) { return {"Initiator" + std::to_string(seed), RandomInitiator(seed)}; }
+NamedPolicy Ready(int group_size) { return {"Ready" + std::to_string(group_size), test::Ready(group_size, 4)}; }
 NamedPolicy Butterfly(const std::string& name, Round period, Round max_staleness = 16) {
-  NamedPolicy named = Quorum(name, 1, max_staleness);
-  named.policy.schedule.kind = Schedule::Kind::kButterfly;
-  named.policy.schedule.group_size = 2;
-  named.policy.period = period;
-  return named;
+  return {name, Pairs(period, 1, max_staleness)};
 }
 const NamedPolicy kButterfly = Butterfly("ButterflyAndFullRounds", 2);
 const NamedPolicy kButterflyWithBound0 = Butterfly("ButterflyWithBound0", 0, 0);

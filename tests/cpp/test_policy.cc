@@ -5,21 +5,14 @@
 #include <vector>
 
 #include "core/quorum/policy.h"
-#include "core/values/bytes.h"
-#include "harness/others.h"
+#include "harness/policies.h"
 
 namespace horovod_partial {
 namespace {
 
+using test::RandomInitiator;
 using testing::Each;
 using testing::ElementsAre;
-
-Policy RandomInitiator(std::uint64_t seed) {
-  Policy policy;
-  policy.rule = Policy::Rule::kInitiator;
-  policy.seed = seed;
-  return policy;
-}
 
 // Pearson's statistic of counts that should be equal.
 double ChiSquare(const std::vector<int>& counts, int draws) {
