@@ -29,6 +29,13 @@ BucketOptions Plain() {
   return options;
 }
 
+template <typename Value>
+BucketOptions With(Value Handling::* option, Value value) {
+  BucketOptions options = Plain();
+  options.*option = value;
+  return options;
+}
+
 // Averages of models.
 BucketOptions Models(Late late = Late::kKeep, Divisor divisor = Divisor::kContributors) {
   BucketOptions options = Plain();
@@ -133,9 +140,7 @@ TEST_F(BucketTest, OnTimeGoesThroughAllStates) {
 
 TEST_F(BucketTest, OnTimeIsSentFromWhereItLies) {
   for (const auto late : {Late::kAccumulate, Late::kKeep}) {
-    BucketOptions options = Plain();
-    options.late = late;
-    Make(options);
+    Make(With(&Handling::late, late));
     Values input = {1, 2}, output(2);
     bucket_->Arrive({input.data(), output.data(), 1});
     const Bucket::Entry entry = Begin(CloseWith());
@@ -321,12 +326,7 @@ TEST_F(BucketTest, AClearWhileADeliveryRunsDiscardsTheResult) {
 
 class DivisorTest : public BucketTest {
  protected:
-  static BucketOptions Options() {
-    BucketOptions options = Plain();
-    options.divisor = Divisor::kContributors;
-    return options;
-  }
-  DivisorTest() : BucketTest(Options()) {}
+  DivisorTest() : BucketTest(With(&Handling::divisor, Divisor::kContributors)) {}
   // One round, of which this rank's part is `mine`, the others' `others` each; every gradient is {6, 6}.
   Values Run(Closing::Contribution mine, Closing::Contribution others) {
     Values values = {6, 6};
@@ -351,12 +351,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 class NonFiniteTest : public BucketTest {
  protected:
-  static BucketOptions Options() {
-    BucketOptions options = Plain();
-    options.drop_nonfinite = true;
-    return options;
-  }
-  NonFiniteTest() : BucketTest(Options()) {}
+  NonFiniteTest() : BucketTest(With(&Handling::drop_nonfinite, true)) {}
 };
 
 TEST_F(NonFiniteTest, ALateContributionIsDroppedAndCounted) {
@@ -389,9 +384,7 @@ TEST_F(NonFiniteTest, AMissedResultIsKept) {
 }
 
 TEST_F(BucketTest, ALateContributionThatIsDiscardedIsNotDelivered) {
-  BucketOptions options = Plain();
-  options.late = Late::kDiscard;
-  Make(options);
+  Make(With(&Handling::late, Late::kDiscard));
   Miss(5);
   EXPECT_THAT(ArriveLate({1, 2}), Each(5));
   EXPECT_FALSE(bucket_->HasPending());
