@@ -144,22 +144,10 @@ TEST(ReadyGroupsTest, FirstComeFirstServed) {
               ElementsAre(Members{1, 4}, Members{0, 3}));
 }
 
-TEST(ReadyGroupsTest, LessThanAGroupWaits) {
-  ReadyGroups groups(4, 3, 8);
-  EXPECT_THAT(groups.Form(Candidates({2, 0}), std::vector<bool>(4, true), Time(0)), IsEmpty());
-  EXPECT_EQ(groups.hold_until(), kNever) << "for a rank, not for a time";
-}
-
 TEST(ReadyGroupsTest, AGroupOfOneIsNeverHeld) {
   ReadyGroups groups(3, 1, 6);
   for (int i = 0; i < 20; ++i)
     EXPECT_THAT(groups.Form(Candidates({0}), std::vector<bool>(3, true), Time(0)), ElementsAre(Members{0})) << i;
-}
-
-TEST(ReadyGroupsTest, AGroupLargerThanTheJobIsOfAll) {
-  ReadyGroups groups(3, 9, 6);
-  EXPECT_THAT(groups.Form(Candidates({2, 0}), std::vector<bool>(3, true), Time(0)), IsEmpty());
-  EXPECT_THAT(groups.Form(Candidates({2, 0, 1}), std::vector<bool>(3, true), Time(0)), ElementsAre(Members{0, 1, 2}));
 }
 
 TEST(ReadyGroupsTest, EveryReadyWorkerIsGroupedOnce) {
