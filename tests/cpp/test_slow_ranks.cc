@@ -220,7 +220,8 @@ TEST(SlowRanksTest, OfTwoRanksTheSlowerOneIsSlow) {
   Job job(2);
   job.Run(100, [](Rank rank, std::int64_t) { return rank == 1 ? 1.4 : 1.0; });
   EXPECT_TRUE(job.detector.found(0).empty());
-  EXPECT_EQ(job.detector.found(1).size(), 1U);
+  ASSERT_EQ(job.detector.found(1).size(), 1U);
+  EXPECT_EQ(job.detector.found(1)[0].kind, SlownessKind::kPersistent);
 }
 
 TEST(SlowRanksTest, RanksThatAreMissingAreNotCompared) {
