@@ -96,6 +96,8 @@ struct Scenario {
   bool never_sums = false;  // no rank of a family has to add rounds up
 };
 
+Scenario NeverSums(Scenario scenario) { return scenario.never_sums = true, scenario; }
+
 std::vector<Process> OneThreadEach(const Program& first, const Program& second, const Program& third) {
   return {{first}, {second}, {third}};
 }
@@ -119,27 +121,19 @@ const Scenario kGoesOnAlone = {"OneGoesOnAlone", [](const Kit& kit, int n) {
                                  const Program ends = kit.family ? kFlush + kEnd : kEnd;
                                  return OneThreadEach(kit.step + ends, n * kit.step + ends, kit.step + ends);
                                }};
-const Scenario kParked = {"OneIsParked",
-                          [](const Kit& kit, int n) {
-                            const Program others = n * kit.step + kForeign + kEnd;
-                            return OneThreadEach(kit.step + kForeign + (n - 1) * kit.step + kEnd, others, others);
-                          },
-                          2,
-                          false,
-                          false,
-                          true};
-const Scenario kParkedInStep = {"OneIsParkedInAStep",  // of a family
-                                [](const Kit& kit, int n) {
-                                  const Program arrive = {{Kind::kArrive, 0}, {Kind::kArrive, 1}};
-                                  const Program rest = {{Kind::kWait, 0}, {Kind::kWait, 1}, {Kind::kTake, 0}};
-                                  const Program others = n * kit.step + kForeign + kEnd;
-                                  return OneThreadEach(kit.step + arrive + kForeign + rest + (n - 2) * kit.step + kEnd,
-                                                       others, others);
-                                },
-                                2,
-                                false,
-                                false,
-                                true};
+const Scenario kParked =
+    NeverSums({"OneIsParked", [](const Kit& kit, int n) {
+                 const Program others = n * kit.step + kForeign + kEnd;
+                 return OneThreadEach(kit.step + kForeign + (n - 1) * kit.step + kEnd, others, others);
+               }});
+// Of a family.
+const Scenario kParkedInStep =
+    NeverSums({"OneIsParkedInAStep", [](const Kit& kit, int n) {
+                 const Program arrive = {{Kind::kArrive, 0}, {Kind::kArrive, 1}};
+                 const Program rest = {{Kind::kWait, 0}, {Kind::kWait, 1}, {Kind::kTake, 0}};
+                 const Program others = n * kit.step + kForeign + kEnd;
+                 return OneThreadEach(kit.step + arrive + kForeign + rest + (n - 2) * kit.step + kEnd, others, others);
+               }});
 const Scenario kJoinsEarly = {"OneJoinsEarly", [](const Kit& kit, int n) {
                                 const Program others = n * kit.step + kit.deliver + kJoin + kEnd;
                                 return OneThreadEach(others, others, kit.step + kit.deliver + kJoin + kEnd);
