@@ -31,13 +31,13 @@ class MutantError(Exception):
 
 
 class Mutant(NamedTuple):
-    """One defect: where `find` stands once in `file`, `replace` is put."""
+    """One defect: where `find` stands once in `file`, `replace` is put, or nothing."""
 
     file: str
     name: str
     find: str
-    replace: str
     caught_by: list[str]
+    replace: str = ""
 
     def applied_to(self, text: str) -> str:
         """Give `text` with the defect."""

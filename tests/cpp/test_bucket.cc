@@ -6,8 +6,6 @@
 #include <limits>
 #include <optional>
 #include <stdexcept>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "core/rounds/bucket.h"
@@ -28,6 +26,13 @@ constexpr int kSize = 3;
 BucketOptions Plain() {
   BucketOptions options;
   options.elements = 2;
+  return options;
+}
+
+template <typename Value>
+BucketOptions With(Value Handling::* option, Value value) {
+  BucketOptions options = Plain();
+  options.*option = value;
   return options;
 }
 
@@ -135,9 +140,7 @@ TEST_F(BucketTest, OnTimeGoesThroughAllStates) {
 
 TEST_F(BucketTest, OnTimeIsSentFromWhereItLies) {
   for (const auto late : {Late::kAccumulate, Late::kKeep}) {
-    BucketOptions options = Plain();
-    options.late = late;
-    Make(options);
+    Make(With(&Handling::late, late));
     Values input = {1, 2}, output(2);
     bucket_->Arrive({input.data(), output.data(), 1});
     const Bucket::Entry entry = Begin(CloseWith());
@@ -323,12 +326,7 @@ TEST_F(BucketTest, AClearWhileADeliveryRunsDiscardsTheResult) {
 
 class DivisorTest : public BucketTest {
  protected:
-  static BucketOptions Options() {
-    BucketOptions options = Plain();
-    options.divisor = Divisor::kContributors;
-    return options;
-  }
-  DivisorTest() : BucketTest(Options()) {}
+  DivisorTest() : BucketTest(With(&Handling::divisor, Divisor::kContributors)) {}
   // One round, of which this rank's part is `mine`, the others' `others` each; every gradient is {6, 6}.
   Values Run(Closing::Contribution mine, Closing::Contribution others) {
     Values values = {6, 6};
@@ -353,12 +351,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 class NonFiniteTest : public BucketTest {
  protected:
-  static BucketOptions Options() {
-    BucketOptions options = Plain();
-    options.drop_nonfinite = true;
-    return options;
-  }
-  NonFiniteTest() : BucketTest(Options()) {}
+  NonFiniteTest() : BucketTest(With(&Handling::drop_nonfinite, true)) {}
 };
 
 TEST_F(NonFiniteTest, ALateContributionIsDroppedAndCounted) {
@@ -391,9 +384,7 @@ TEST_F(NonFiniteTest, AMissedResultIsKept) {
 }
 
 TEST_F(BucketTest, ALateContributionThatIsDiscardedIsNotDelivered) {
-  BucketOptions options = Plain();
-  options.late = Late::kDiscard;
-  Make(options);
+  Make(With(&Handling::late, Late::kDiscard));
   Miss(5);
   EXPECT_THAT(ArriveLate({1, 2}), Each(5));
   EXPECT_FALSE(bucket_->HasPending());

@@ -4,11 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <random>
 #include <stdexcept>
-#include <string>
 #include <type_traits>
 #include <vector>
 

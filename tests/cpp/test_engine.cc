@@ -19,6 +19,7 @@
 #include "harness/fake_horovod.h"
 #include "harness/fake_job.h"
 #include "harness/others.h"
+#include "harness/policies.h"
 #include "harness/threads.h"
 
 namespace horovod_partial::test {
@@ -841,13 +842,6 @@ TEST_F(EndsTest, DeliveringDoesNotUnretire) {
   EXPECT_FALSE(Knows(1, 0));
 }
 
-TEST_F(EndsTest, DeliveringToABucketThatHasEndedBeginsNoNewOne) {
-  StartOwned(2, {Config(1)});
-  AllLeave();
-  EXPECT_EQ(EngineOf(1).BeginDelivery(At(1).At(0).handle), nullptr);
-  EXPECT_FALSE(Knows(1, 0));
-}
-
 TEST_F(EndsTest, ABucketWhoseLastRoundFailsEndsToo) {
   StartOwned(2, {Config(1)}, Breaking([](const Closing& closing, Rank rank) { return closing.ends && rank == 1; }));
   StepWithoutRank1();
@@ -918,9 +912,11 @@ TEST_P(CrossingTest, DeliveringBesideALastRoundBeginsNoNewBucket) {
 
 INSTANTIATE_TEST_SUITE_P(Moments, CrossingTest, testing::Range(6, 15));
 
-TEST_F(EndsTest, AHandleOfABucketThatHasEndedBeginsANewOne) {
+TEST_F(EndsTest, AnArrivalAtABucketThatHasEndedBeginsANewOneAndADeliveryDoesNot) {
   StartOwned(2, {Config(1)});
   AllLeave();
+  EXPECT_EQ(EngineOf(1).BeginDelivery(At(1).At(0).handle), nullptr);
+  EXPECT_FALSE(Knows(1, 0));
   RunRoundZero();  // with the handles that the applications have kept
   EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kFirst);
   EXPECT_EQ(EngineOf(0).Find(BucketName(0)), At(0).At(0).handle);
@@ -937,13 +933,6 @@ TEST_F(EndsTest, JoinedRanksForgetItToo) {
   EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kFirst);
 }
 
-TEST_F(EndsTest, AFlushAfterTheLastBucketReturnsAtOnce) {
-  StartOwned(2, {Config(1)});
-  AllLeave();
-  WaitForFlush(EngineOf(0));
-  WaitForEnd(EngineOf(1));
-}
-
 TEST_F(EndsTest, AFlushThatWaitsIsReleasedWhenTheLastBucketEnds) {
   StartOwned(2, {Config(1)});
   StepWithoutRank1();
@@ -953,7 +942,8 @@ TEST_F(EndsTest, AFlushThatWaitsIsReleasedWhenTheLastBucketEnds) {
   AllLeave();
   CycleUntilDone(std::move(flush));
   EXPECT_TRUE(LastRound().closing.ends);
-  WaitForFlush(EngineOf(1));
+  WaitForFlush(EngineOf(1));  // both return at once
+  WaitForEnd(EngineOf(1));
 }
 
 TEST_F(EndsTest, AFlushOfOtherBucketsGoesOn) {
@@ -1008,13 +998,6 @@ TEST_F(RanksTest, ClearForgetsOnThisRankAndAFullRoundFollows) {
 
 // --- Groups of ranks
 
-Schedule ButterflyOf(int group_size) {
-  Schedule schedule;
-  schedule.kind = Schedule::Kind::kButterfly;
-  schedule.group_size = group_size;
-  return schedule;
-}
-
 class GroupsTest : public RanksTest {
  protected:
   void WaitFor(const Members& ranks) {
@@ -1044,7 +1027,7 @@ class GroupsTest : public RanksTest {
 };
 
 TEST_F(GroupsTest, AnEndedRanksModelIsLeftOut) {
-  StartAndRunRoundZero(2, {ModelConfig(ButterflyOf(2))});
+  StartAndRunRoundZero(2, {ModelConfig(Pairs().schedule)});
   auto end = Begin([this] { WaitForEnd(EngineOf(1)); });
   AwaitWaiting(1);
   Step(0);
@@ -1055,7 +1038,7 @@ TEST_F(GroupsTest, AnEndedRanksModelIsLeftOut) {
 }
 
 TEST_F(GroupsTest, AFlushOfModelsIsNoRound) {
-  StartAndRunRoundZero(3, {ModelConfig(ButterflyOf(2)), ReadyConfig(2), Config(1)});
+  StartAndRunRoundZero(3, {ModelConfig(Pairs().schedule), ReadyConfig(2), Config(1)});
   for (int flush = 0; flush < 2; ++flush) CycleUntilDone(BeginFlushes({0, 1, 2}));
   for (int bucket = 0; bucket < 3; ++bucket) {
     for (const Rank rank : {0, 1, 2}) At(rank).Arrive(bucket);

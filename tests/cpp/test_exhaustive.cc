@@ -23,10 +23,10 @@
 #include <map>
 #include <ostream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "harness/explorer.h"
+#include "harness/policies.h"
 #include "harness/world.h"
 
 namespace horovod_partial::test {
@@ -96,6 +96,8 @@ struct Scenario {
   bool never_sums = false;  // no rank of a family has to add rounds up
 };
 
+Scenario NeverSums(Scenario scenario) { return scenario.never_sums = true, scenario; }
+
 std::vector<Process> OneThreadEach(const Program& first, const Program& second, const Program& third) {
   return {{first}, {second}, {third}};
 }
@@ -119,27 +121,19 @@ const Scenario kGoesOnAlone = {"OneGoesOnAlone", [](const Kit& kit, int n) {
                                  const Program ends = kit.family ? kFlush + kEnd : kEnd;
                                  return OneThreadEach(kit.step + ends, n * kit.step + ends, kit.step + ends);
                                }};
-const Scenario kParked = {"OneIsParked",
-                          [](const Kit& kit, int n) {
-                            const Program others = n * kit.step + kForeign + kEnd;
-                            return OneThreadEach(kit.step + kForeign + (n - 1) * kit.step + kEnd, others, others);
-                          },
-                          2,
-                          false,
-                          false,
-                          true};
-const Scenario kParkedInStep = {"OneIsParkedInAStep",  // of a family
-                                [](const Kit& kit, int n) {
-                                  const Program arrive = {{Kind::kArrive, 0}, {Kind::kArrive, 1}};
-                                  const Program rest = {{Kind::kWait, 0}, {Kind::kWait, 1}, {Kind::kTake, 0}};
-                                  const Program others = n * kit.step + kForeign + kEnd;
-                                  return OneThreadEach(kit.step + arrive + kForeign + rest + (n - 2) * kit.step + kEnd,
-                                                       others, others);
-                                },
-                                2,
-                                false,
-                                false,
-                                true};
+const Scenario kParked =
+    NeverSums({"OneIsParked", [](const Kit& kit, int n) {
+                 const Program others = n * kit.step + kForeign + kEnd;
+                 return OneThreadEach(kit.step + kForeign + (n - 1) * kit.step + kEnd, others, others);
+               }});
+// Of a family.
+const Scenario kParkedInStep =
+    NeverSums({"OneIsParkedInAStep", [](const Kit& kit, int n) {
+                 const Program arrive = {{Kind::kArrive, 0}, {Kind::kArrive, 1}};
+                 const Program rest = {{Kind::kWait, 0}, {Kind::kWait, 1}, {Kind::kTake, 0}};
+                 const Program others = n * kit.step + kForeign + kEnd;
+                 return OneThreadEach(kit.step + arrive + kForeign + rest + (n - 2) * kit.step + kEnd, others, others);
+               }});
 const Scenario kJoinsEarly = {"OneJoinsEarly", [](const Kit& kit, int n) {
                                 const Program others = n * kit.step + kit.deliver + kJoin + kEnd;
                                 return OneThreadEach(others, others, kit.step + kit.deliver + kJoin + kEnd);
@@ -249,36 +243,17 @@ struct NamedPolicy {
 };
 
 NamedPolicy Quorum(const std::string& name, int quorum, Round max_staleness = 16) {
-  Policy policy;
-  policy.quorum = quorum;
-  policy.max_staleness = max_staleness;
-  policy.grace = Time(0);
-  return {name, policy};
+  return {name, test::Quorum(quorum, max_staleness)};
 }
 const NamedPolicy kSolo = Quorum("Solo", 1);
 const NamedPolicy kSoloWithBound1 = Quorum("SoloWithBound1", 1, 1);
 const NamedPolicy kMajority = Quorum("Majority", 2);  // of 3 ranks, so Quorum(2) too
 const NamedPolicy kQuorum3 = Quorum("Quorum3", 3);
 
-NamedPolicy Initiator(std::uint64_t seed) {
-  NamedPolicy named = Quorum("Initiator" + std::to_string(seed), 1);
-  named.policy.rule = Policy::Rule::kInitiator;
-  named.policy.seed = seed;
-  return named;
-}
-NamedPolicy Ready(int group_size) {
-  NamedPolicy named = Quorum("Ready" + std::to_string(group_size), 1);
-  named.policy.rule = Policy::Rule::kReady;
-  named.policy.group_size = group_size;
-  named.policy.window = 4;
-  return named;
-}
+NamedPolicy Initiator(std::uint64_t seed) { return {"Initiator" + std::to_string(seed), RandomInitiator(seed)}; }
+NamedPolicy Ready(int group_size) { return {"Ready" + std::to_string(group_size), test::Ready(group_size, 4)}; }
 NamedPolicy Butterfly(const std::string& name, Round period, Round max_staleness = 16) {
-  NamedPolicy named = Quorum(name, 1, max_staleness);
-  named.policy.schedule.kind = Schedule::Kind::kButterfly;
-  named.policy.schedule.group_size = 2;
-  named.policy.period = period;
-  return named;
+  return {name, Pairs(period, 1, max_staleness)};
 }
 const NamedPolicy kButterfly = Butterfly("ButterflyAndFullRounds", 2);
 const NamedPolicy kButterflyWithBound0 = Butterfly("ButterflyWithBound0", 0, 0);

@@ -526,24 +526,15 @@ TEST_P(Sharing, IsSafe) {
               coverage.taken_back, coverage.kept, coverage.unequal, coverage.none, coverage.shortened);
 }
 
-Job Of(std::vector<int> data, int each, int buckets = 1, bool late_ends = false, bool joins = false) {
-  Job job;
-  job.data = std::move(data);
-  job.each = each;
-  job.buckets = buckets;
-  job.late_ends = late_ends;
-  job.joins = joins;
-  return job;
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    All, Sharing,
-    testing::Values(Case{"Two", Of({3, 3}, 1)}, Case{"TwoUnequal", Of({4, 2}, 2)}, Case{"TwoLong", Of({5, 5}, 1)},
-                    Case{"TwoBuckets", Of({3, 2}, 1, 2)}, Case{"TwoBucketsOfTwo", Of({5, 4}, 2, 2)},
-                    Case{"Late", Of({3, 3}, 1, 1, true)}, Case{"LateBuckets", Of({3, 3}, 1, 2, true)},
-                    Case{"Joins", Of({3, 2}, 1, 1, false, true)}, Case{"JoinsLate", Of({4, 3}, 2, 2, true, true)},
-                    Case{"ThreeUnequal", Of({3, 2, 1}, 1)}),
-    [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(All, Sharing,
+                         testing::Values(Case{"Two", {{3, 3}, 1}}, Case{"TwoUnequal", {{4, 2}, 2}},
+                                         Case{"TwoLong", {{5, 5}, 1}}, Case{"TwoBuckets", {{3, 2}, 1, 2}},
+                                         Case{"TwoBucketsOfTwo", {{5, 4}, 2, 2}}, Case{"Late", {{3, 3}, 1, 1, true}},
+                                         Case{"LateBuckets", {{3, 3}, 1, 2, true}},
+                                         Case{"Joins", {{3, 2}, 1, 1, false, true}},
+                                         Case{"JoinsLate", {{4, 3}, 2, 2, true, true}},
+                                         Case{"ThreeUnequal", {{3, 2, 1}, 1}}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace horovod_partial

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <random>
 #include <vector>
 
@@ -74,9 +73,7 @@ class Model {
 };
 
 TEST(GroupCacheTest, DoesAsItsModel) {
-  constexpr unsigned kSeed = 1;
-  std::printf("seed %u\n", kSeed);
-  std::mt19937 random(kSeed);
+  std::mt19937 random(1);
   const auto below = [&](int end) { return std::uniform_int_distribution<int>(0, end - 1)(random); };
   for (int run = 0; run < 100; ++run) {
     const int size = 1 + below(10);

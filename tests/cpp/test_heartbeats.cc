@@ -118,17 +118,12 @@ TEST(HeartbeatsTest, NobodyWhoRunsIsAccusedAndWhoIsStoppedIs) {
   }
 }
 
-TEST(HelloTest, IsReadAsItWasWritten) {
+TEST(HelloTest, IsReadAsItWasWrittenAndOthersAreRefused) {
   const std::string secret = "0123456789abcdef";
   const std::string bytes = Hello{secret, 3}.Encode();
   ASSERT_EQ(bytes.size(), Hello::kBytes);
   ASSERT_TRUE(Hello::Decode(bytes, secret, 4));
   EXPECT_EQ(Hello::Decode(bytes, secret, 4)->rank, 3);
-}
-
-TEST(HelloTest, OthersAreRefused) {
-  const std::string secret = "0123456789abcdef";
-  const std::string bytes = Hello{secret, 3}.Encode();
   EXPECT_FALSE(Hello::Decode(bytes, secret, 3)) << "no such rank";
   EXPECT_FALSE(Hello::Decode(Hello{secret, 0}.Encode(), secret, 4)) << "rank 0 is who listens";
   EXPECT_FALSE(Hello::Decode(Hello{secret, -1}.Encode(), secret, 4));

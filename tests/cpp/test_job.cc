@@ -6,42 +6,21 @@
 #include <utility>
 #include <vector>
 
+#include "harness/policies.h"
 #include "simulator/job.h"
 
 namespace horovod_partial {
 namespace {
 
 using namespace std::chrono_literals;
+using test::Pairs;
+using test::Quorum;
+using test::Ready;
 using testing::DoubleNear;
 using testing::Each;
 using testing::ElementsAre;
 
 constexpr double kNanosecond = 1e-9;
-
-Policy Quorum(int quorum) {
-  Policy policy;
-  policy.quorum = quorum;
-  policy.grace = 0ms;
-  return policy;
-}
-
-// Models in pairs along a butterfly.
-Policy Pairs(Round period) {
-  Policy policy = Quorum(1);
-  policy.schedule.kind = Schedule::Kind::kButterfly;
-  policy.schedule.group_size = 2;
-  policy.period = period;
-  return policy;
-}
-
-// Models of the first two that are ready.
-Policy ReadyPairs() {
-  Policy policy = Quorum(1);
-  policy.rule = Policy::Rule::kReady;
-  policy.group_size = 2;
-  policy.window = 8;
-  return policy;
-}
 
 // A step takes a second, and makes one message. `delays` has a row for each iteration.
 JobConfig Steps(const Policy& policy, const std::vector<std::vector<double>>& delays, double latency = 0) {
@@ -185,7 +164,7 @@ TEST(JobTest, AnAverageByWorkRunsBesideTheNextStep) {
 }
 
 TEST(JobTest, ReadyRanksReduceWithEachOther) {
-  const JobResult result = Job(Models(ReadyPairs(), Late::kDiscard, {{0, 0, 0, 0}, {0, 0.5, 1, 3}}, 0.25)).Run();
+  const JobResult result = Job(Models(Ready(2), Late::kDiscard, {{0, 0, 0, 0}, {0, 0.5, 1, 3}}, 0.25)).Run();
   EXPECT_THAT(EndsOf(result, 4, 0), Seconds(1.25, 3.0));
   EXPECT_THAT(EndsOf(result, 4, 1), Seconds(1.25, 3.0));
   EXPECT_THAT(EndsOf(result, 4, 2), Seconds(1.25, 5.5));

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <random>
 #include <stdexcept>
 #include <vector>
@@ -75,9 +74,7 @@ TEST(MergingPlanTest, EqualLayersChainUnderThePapersRule) {
 }
 
 TEST(MergingPlanTest, RandomCases) {
-  constexpr unsigned kSeed = 1;
-  std::printf("seed %u\n", kSeed);
-  std::mt19937 random(kSeed);
+  std::mt19937 random(1);
   const auto uniform = [&](double least, double most) {
     return std::uniform_real_distribution<double>(least, most)(random);
   };

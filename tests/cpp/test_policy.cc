@@ -2,25 +2,18 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "core/quorum/policy.h"
-#include "core/values/bytes.h"
-#include "harness/others.h"
+#include "harness/policies.h"
 
 namespace horovod_partial {
 namespace {
 
+using namespace std::chrono_literals;
+using test::RandomInitiator;
 using testing::Each;
 using testing::ElementsAre;
-
-Policy RandomInitiator(std::uint64_t seed) {
-  Policy policy;
-  policy.rule = Policy::Rule::kInitiator;
-  policy.seed = seed;
-  return policy;
-}
 
 // Pearson's statistic of counts that should be equal.
 double ChiSquare(const std::vector<int>& counts, int draws) {
@@ -73,6 +66,56 @@ TEST(InitiatorTest, OfOneRankIsThatRank) {
   std::vector<Rank> drawn;
   for (Round round = 0; round < 10; ++round) drawn.push_back(Initiator(RandomInitiator(5), round, 1));
   EXPECT_THAT(drawn, Each(0));
+}
+
+// --- Grace
+
+GraceEstimator AfterSteps(Time step, int count = 10) {
+  GraceEstimator estimator;
+  for (int i = 0; i < count; ++i) estimator.RecordStep(step);
+  return estimator;
+}
+
+TEST(GraceTest, IsZeroUntilItHasSeenStepsAndLags) {
+  GraceEstimator only_lags;
+  only_lags.RecordLag(1ms);
+  EXPECT_EQ(GraceEstimator().Estimate(), 0ms);
+  EXPECT_EQ(only_lags.Estimate(), 0ms);
+  EXPECT_EQ(AfterSteps(100ms).Estimate(), 0ms);
+}
+
+TEST(GraceTest, CoversTheLongestLagThatIsWorthIt) {
+  struct {
+    std::vector<Time> lags;
+    Time grace;
+    const char* what;
+  } const cases[] = {
+      {{1ms, 4ms, 2ms}, 4ms, "the longest"},  {{1ms, 3ms, 60ms}, 3ms, "not that of a rare slow rank"},
+      {{1ms, 60ms}, 0ms, "half is not most"}, {{1ms, 60ms, 1ms}, 1ms, "most come before the cap"},
+      {{5ms + 1ns}, 0ms, "beyond the cap"},
+  };
+  for (const auto& [lags, grace, what] : cases) {
+    GraceEstimator estimator = AfterSteps(100ms);  // the cap is 5 ms
+    for (const Time lag : lags) estimator.RecordLag(lag);
+    EXPECT_EQ(estimator.Estimate(), grace) << what;
+  }
+}
+
+TEST(GraceTest, TheCapIsFivePercentOfTheMedianStep) {
+  GraceEstimator estimator = AfterSteps(100ms, 3);
+  estimator.RecordStep(10s);  // an evaluation between two epochs does not raise it
+  estimator.RecordLag(5ms);
+  EXPECT_EQ(estimator.Estimate(), 5ms) << "the cap itself still counts";
+}
+
+TEST(GraceTest, ForgetsWhatIsLongAgo) {
+  GraceEstimator estimator = AfterSteps(100ms);
+  for (int i = 0; i < 64; ++i) estimator.RecordLag(60ms);
+  EXPECT_EQ(estimator.Estimate(), 0ms);
+  for (int i = 0; i < 64; ++i) estimator.RecordLag(2ms);
+  EXPECT_EQ(estimator.Estimate(), 2ms);
+  for (int i = 0; i < 64; ++i) estimator.RecordStep(20ms);  // steps have become short: 2 ms would be too much
+  EXPECT_EQ(estimator.Estimate(), 0ms);
 }
 
 }  // namespace

@@ -31,6 +31,15 @@ class PossibleArrivalsTest : public testing::Test {
     collects.Do([&] { bucket.EndWait(true, round_, now_); });
   }
   void Run(Bucket& bucket, Worker& worker) { Run(bucket, worker, worker); }
+  void HaveTwoBuckets() {
+    Run(*others_, busy_);
+    Run(*bucket_, first_);
+  }
+  void HaveOneBucket() {
+    others_.reset();
+    waits_.reset();
+    Run(*bucket_, first_);
+  }
   // The thread waits for a round that nobody closes.
   void Wait(Bucket& bucket, Worker& worker) {
     worker.Do([&] {
@@ -85,8 +94,7 @@ TEST_F(PossibleArrivalsTest, WhoCollectsBrings) {
 }
 
 TEST_F(PossibleArrivalsTest, AWaitCountsWhenItIsLong) {
-  Run(*others_, busy_);
-  Run(*bucket_, first_);
+  HaveTwoBuckets();
   Wait(*waits_, first_);
   now_ -= 1ms;
   EXPECT_TRUE(Look().waiting.empty());
@@ -128,8 +136,7 @@ TEST_F(PossibleArrivalsTest, ABucketWhoseThreadsHaveEndedIsLeftByAFlush) {
 }
 
 TEST_F(PossibleArrivalsTest, ABucketMayBeHandedOver) {
-  Run(*others_, busy_);
-  Run(*bucket_, first_);
+  HaveTwoBuckets();
   for (round_ = 1; round_ <= 8; ++round_) Run(*bucket_, second_);
   Wait(*waits_, second_);
   EXPECT_TRUE(Look().waiting.empty()) << "the first one may come back";
@@ -144,8 +151,7 @@ TEST_F(PossibleArrivalsTest, ABucketMayBeHandedOver) {
 
 TEST_F(PossibleArrivalsTest, AFlushExemptsTheBucketsOfItsThread) {
   waits_.reset();
-  Run(*others_, busy_);
-  Run(*bucket_, first_);
+  HaveTwoBuckets();
   std::shared_ptr<PossibleArrivals::Bringer> flushing;
   first_.Do([&] { flushing = arrivals_->BeginFlush(this, now_); });
   now_ += 6ms;
@@ -156,8 +162,7 @@ TEST_F(PossibleArrivalsTest, AFlushExemptsTheBucketsOfItsThread) {
 }
 
 TEST_F(PossibleArrivalsTest, AFlushOfAnotherEngineIsAWait) {
-  Run(*others_, busy_);
-  Run(*bucket_, first_);
+  HaveTwoBuckets();
   first_.Do([&] { arrivals_->BeginFlush(&round_, now_); });
   now_ += 6ms;
   EXPECT_THAT(Look().waiting.names, ElementsAre("bucket"));
@@ -166,8 +171,7 @@ TEST_F(PossibleArrivalsTest, AFlushOfAnotherEngineIsAWait) {
 
 TEST_F(PossibleArrivalsTest, AThreadInAForeignCollectiveIsAbsent) {
   waits_.reset();
-  Run(*others_, busy_);
-  Run(*bucket_, first_);
+  HaveTwoBuckets();
   auto wait = Park(first_);
   now_ += 101ms;
   EXPECT_THAT(Look().absent.names, ElementsAre("bucket"));
@@ -184,9 +188,7 @@ TEST_F(PossibleArrivalsTest, AThreadInAForeignCollectiveIsAbsent) {
 
 // Whoever has the core: the thread may not have run since.
 TEST_F(PossibleArrivalsTest, AThreadWhoseCollectiveIsOverMayCome) {
-  others_.reset();
-  waits_.reset();
-  Run(*bucket_, first_);
+  HaveOneBucket();
   const auto context = std::make_shared<int>();
   const PossibleArrivals::Collective awaited{"loss", context};
   const PossibleArrivals::Collective later{"loss", std::make_shared<int>()};
@@ -204,9 +206,7 @@ TEST_F(PossibleArrivalsTest, AThreadWhoseCollectiveIsOverMayCome) {
 }
 
 TEST_F(PossibleArrivalsTest, AThreadThatPollsACollectiveThatIsOverMayCome) {
-  others_.reset();
-  waits_.reset();
-  Run(*bucket_, first_);
+  HaveOneBucket();
   const PossibleArrivals::Foreign foreign{now_, true};
   for (int i = 0; i < 3; ++i) {
     first_.Do([&] { arrivals_->Polled(false, now_); });
@@ -236,9 +236,7 @@ TEST(PossibleArrivalsOfNothingTest, AProcessWithoutBucketsIsAbsentInAForeignColl
 
 // A loss that has been posted, or another thread that waits for a collective, says nothing of a thread that computes.
 TEST_F(PossibleArrivalsTest, WhoIsNotKnownToWaitComputes) {
-  others_.reset();
-  waits_.reset();
-  Run(*bucket_, first_);
+  HaveOneBucket();
   const Time since = now_;
   now_ += 20s;
   EXPECT_TRUE(Look({since, true}).absent.empty());
@@ -254,9 +252,7 @@ TEST_F(PossibleArrivalsTest, WhoIsNotKnownToWaitComputes) {
 }
 
 TEST_F(PossibleArrivalsTest, WhoAsksInVainWaitsWhenItIsSilent) {
-  others_.reset();
-  waits_.reset();
-  Run(*bucket_, first_);
+  HaveOneBucket();
   now_ += 10ms;
   Run(*bucket_, first_);  // an interval of 10 ms
   const Time since = now_;
@@ -272,9 +268,7 @@ TEST_F(PossibleArrivalsTest, WhoAsksInVainWaitsWhenItIsSilent) {
 }
 
 TEST_F(PossibleArrivalsTest, WhoAsksAgainAndAgainWaits) {
-  others_.reset();
-  waits_.reset();
-  Run(*bucket_, first_);
+  HaveOneBucket();
   const auto look = [&, since = now_] { return Look({since, true}); };
   const auto ask = [&] { first_.Do([this] { arrivals_->Polled(false, now_); }); };
   ask();
@@ -291,9 +285,7 @@ TEST_F(PossibleArrivalsTest, WhoAsksAgainAndAgainWaits) {
 }
 
 TEST_F(PossibleArrivalsTest, AWaitForHorovodIsNoIntervalOfTraining) {
-  others_.reset();
-  waits_.reset();
-  Run(*bucket_, first_);
+  HaveOneBucket();
   for (int epoch = 0; epoch < 3; ++epoch) {
     now_ += 10ms;
     Run(*bucket_, first_);
@@ -306,8 +298,7 @@ TEST_F(PossibleArrivalsTest, AWaitForHorovodIsNoIntervalOfTraining) {
 }
 
 TEST_F(PossibleArrivalsTest, ASilentProcessIsJudgedAsAWhole) {
-  Run(*others_, busy_);
-  Run(*bucket_, first_);
+  HaveTwoBuckets();
   now_ += 10ms;
   Run(*others_, busy_);  // intervals of 10 ms
   Run(*bucket_, first_);
@@ -321,8 +312,7 @@ TEST_F(PossibleArrivalsTest, ASilentProcessIsJudgedAsAWhole) {
 }
 
 TEST_F(PossibleArrivalsTest, NotBeforeTenTimesItsLongestInterval) {
-  Run(*others_, busy_);
-  Run(*bucket_, first_);
+  HaveTwoBuckets();
   now_ += 10ms;
   Run(*others_, busy_);
   now_ += 490ms;
@@ -336,8 +326,7 @@ TEST_F(PossibleArrivalsTest, NotBeforeTenTimesItsLongestInterval) {
 }
 
 TEST_F(PossibleArrivalsTest, AThreadThatIsBlockedAtItsArrivalWaits) {
-  Run(*others_, busy_);
-  Run(*bucket_, first_);
+  HaveTwoBuckets();
   first_.Do([this] { waits_->Arrive({Caller::Kind::kBlockedThread}, round_, now_); });
   waits_->Open(now_);
   EXPECT_EQ(waits_->UnattendedSince(), now_);

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdio>
 #include <numeric>
 #include <random>
 #include <set>
@@ -54,14 +53,12 @@ double Spread(const std::vector<double>& values) {
 
 class MixingTest : public testing::Test {
  protected:
-  MixingTest() { std::printf("seed %u\n", kSeed); }
   std::vector<double> RandomValues(int size) {
     std::vector<double> values;
     for (int i = 0; i < size; ++i) values.push_back(std::uniform_real_distribution<double>(-1, 1)(random_));
     return values;
   }
-  static constexpr unsigned kSeed = 1;
-  std::mt19937 random_{kSeed};
+  std::mt19937 random_{1};
 };
 
 // The ranks whose first value has reached each rank, after these rounds.
@@ -96,16 +93,6 @@ TEST(ButterflyTest, PairsDifferInOneBit) {
   EXPECT_THAT(Groups(schedule, 2, 8), ElementsAre(Members{0, 4}, Members{1, 5}, Members{2, 6}, Members{3, 7}));
 }
 
-TEST(ButterflyTest, GroupsAreOfTheRightSize) {  // C1
-  for (const auto& [size, group_size] : {std::pair(8, 2), std::pair(8, 4), std::pair(16, 4)}) {
-    for (Round round = 0; round < 12; ++round) {
-      const auto groups = Groups(Make(Kind::kButterfly, group_size), round, size);
-      EXPECT_EQ(groups.size(), static_cast<std::size_t>(size / group_size));
-      for (const Members& group : groups) EXPECT_EQ(group.size(), static_cast<std::size_t>(group_size));
-    }
-  }
-}
-
 TEST_F(MixingTest, TheButterflyOfPowersOfTwoLeavesNoSpread) {  // C2
   for (int size = 2; size <= 64; size *= 2) {
     for (int group_size = 2; group_size <= size; group_size *= 2) {
@@ -124,6 +111,7 @@ TEST_F(MixingTest, TheButterflyOfPowersOfTwoLeavesNoSpread) {  // C2
 constexpr int kMost = 20;
 
 TEST(AnyButterflyTest, PutsEveryRankIntoOneGroup) {
+  const std::set<int> powers = {1, 2, 4, 8, 16};
   for (int size = 1; size <= kMost; ++size) {
     for (int group_size = 1; group_size <= kMost; ++group_size) {
       for (Round round = 0; round < 2 * kMost; ++round) {
@@ -134,6 +122,8 @@ TEST(AnyButterflyTest, PutsEveryRankIntoOneGroup) {
           ASSERT_THAT(group, testing::Not(IsEmpty()));
           ASSERT_LE(group.size(), static_cast<std::size_t>(group_size)) << group_size << " of " << size;
           ranks += group.size();
+          if (powers.count(size) == 0 || powers.count(group_size) == 0 || group_size > size) continue;
+          ASSERT_EQ(group.size(), static_cast<std::size_t>(group_size)) << "C1, of " << size;
         }
         ASSERT_EQ(ranks, static_cast<std::size_t>(size));
       }

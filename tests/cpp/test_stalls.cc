@@ -21,7 +21,6 @@ using namespace std::chrono_literals;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-using testing::Key;
 using testing::Pair;
 using Kind = Activity::Kind;
 

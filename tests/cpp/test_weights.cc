@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -23,7 +22,6 @@ double Sum(const std::vector<double>& values) { return std::accumulate(values.be
 
 class RandomWorkTest : public testing::Test {
  protected:
-  RandomWorkTest() { std::printf("seed %u\n", kSeed); }
   std::vector<int> RandomWork(int most) {
     std::vector<int> work;
     for (int ranks = std::uniform_int_distribution<int>(1, 20)(random_); ranks > 0; --ranks)
@@ -31,8 +29,7 @@ class RandomWorkTest : public testing::Test {
     return work;
   }
   double RandomParameter() { return std::uniform_real_distribution<double>(0.01, 1)(random_); }
-  static constexpr unsigned kSeed = 1;
-  std::mt19937 random_{kSeed};
+  std::mt19937 random_{1};
 };
 
 // --- WP-SGD (D1)
@@ -139,6 +136,70 @@ TEST_F(RandomWorkTest, StalenessWeightsSumToOneAndDependOnLagsOnly) {
     for (int& iteration : iterations) iteration += 777;
     EXPECT_EQ(StalenessWeights(iterations, alpha), weights);
   }
+}
+
+// --- Periods of WP-SGD
+
+TEST(PeriodsTest, TheFirstStepSignalsBeforeThePeriodBegins) {
+  Periods periods(3);
+  periods.TakeStep();
+  EXPECT_TRUE(periods.MustSignal(0));
+  EXPECT_FALSE(periods.MustSignal(1));
+  EXPECT_FALSE(periods.IsOver(1));
+}
+
+TEST(PeriodsTest, TheFastestRankSignalsUntilItsPeriodIsOver) {
+  Periods periods(2);
+  periods.TakeStep();
+  EXPECT_FALSE(periods.MustSignal(1));
+  periods.TakeStep();
+  EXPECT_TRUE(periods.MustSignal(1));
+  EXPECT_FALSE(periods.IsOver(1));
+  EXPECT_FALSE(periods.MustSignal(2));
+  EXPECT_TRUE(periods.IsOver(2));
+  EXPECT_EQ(periods.BeginNext(), 2);
+  periods.TakeStep();
+  EXPECT_FALSE(periods.MustSignal(2));
+  EXPECT_FALSE(periods.IsOver(2));
+}
+
+TEST(PeriodsTest, ASlowRankStopsWhenAnotherHasSignalled) {
+  Periods periods(100);
+  periods.TakeStep();
+  EXPECT_FALSE(periods.MustSignal(2));
+  EXPECT_TRUE(periods.IsOver(2));
+  EXPECT_EQ(periods.BeginNext(), 1);
+  EXPECT_FALSE(periods.IsOver(2));
+}
+
+TEST(PeriodsTest, WorkIsComparableWhereAPeriodIsOverForSomeOnly) {
+  Periods fast(4), slow(4);
+  for (int step = 0; step < 4; ++step) fast.TakeStep();
+  slow.TakeStep();
+  EXPECT_EQ(fast.BeginNext(), 4);
+  fast.TakeStep();
+  EXPECT_EQ(fast.Work() - slow.Work(), 5 - 1);
+}
+
+TEST(PeriodsTest, BeginsAnewWhereverTheSignalIs) {
+  Periods fast(4), slow(4);
+  for (int step = 0; step < 4; ++step) fast.TakeStep();
+  fast.BeginNext();
+  slow.TakeStep();
+  for (Periods* periods : {&fast, &slow}) {
+    periods->BeginAnew(3);
+    EXPECT_FALSE(periods->IsOver(3));
+    EXPECT_TRUE(periods->IsOver(4));
+    EXPECT_EQ(periods->Work(), 8);
+  }
+}
+
+TEST(PeriodsTest, BeginsAnewBeforeTheFirstStep) {
+  Periods periods(4);
+  periods.BeginAnew(0);
+  EXPECT_EQ(periods.Work(), 0);
+  EXPECT_TRUE(periods.MustSignal(0));
+  EXPECT_FALSE(periods.IsOver(1));
 }
 
 }  // namespace

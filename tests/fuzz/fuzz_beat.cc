@@ -1,6 +1,5 @@
 // Heartbeats of a rank to rank 0: words on a stream of bytes.
 #include <stdexcept>
-#include <string>
 
 #include "core/watch/activity.h"
 #include "round_trip.h"

@@ -8,6 +8,7 @@ import pytest
 from interpreter import run_apart
 
 from horovod_partial.runtime import failure
+from horovod_partial.torch.operations import runtime
 
 PROGRAM = """
 import argparse, atexit, sys, threading
@@ -76,7 +77,7 @@ def test_ends(end: str, status: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("exception", "failure"),
+    ("exception", "fails"),
     [
         (None, False),
         (RuntimeError(), True),
@@ -88,18 +89,14 @@ def test_ends(end: str, status: int) -> None:
         (SystemExit(0.0), True),
     ],
 )
-def test_exceptions(exception: BaseException | None, failure: bool) -> None:
-    from horovod_partial.runtime.failure import is_failure
-
-    assert is_failure(exception) == failure
+def test_exceptions(exception: BaseException | None, fails: bool) -> None:
+    assert failure.is_failure(exception) == fails
 
 
 @pytest.mark.parametrize(("code", "delivers"), [(None, True), (0, True), (1, False), ("text", False)])
 def test_shutdown_delivers_on_the_way_to_a_normal_end(
     monkeypatch: pytest.MonkeyPatch, code: object, delivers: bool
 ) -> None:
-    from horovod_partial.torch.operations import runtime
-
     done = []
     monkeypatch.setattr(runtime, "_end", lambda **_: done.append("delivered"))
     monkeypatch.setattr(runtime, "_mpi_ops", SimpleNamespace(shutdown=lambda: done.append("down")))

@@ -31,14 +31,10 @@ def answers(*rounds: dict[int, str]) -> Callable[[str], list[str]]:
     return gather
 
 
-def closed_port() -> int:
+def closed_endpoint() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-def closed_endpoint() -> str:
-    return f"{closed_port()} {'0' * 32} 127.0.0.1"
+        return f"{free.getsockname()[1]} {'0' * 32} 127.0.0.1"
 
 
 def offer(endpoint: str, stall_seconds: float = 60.0) -> str:

@@ -6,19 +6,23 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import horovod.torch as theirs
 import pytest
 import torch
+from horovod.torch import mpi_lib_v2
 from interpreter import run_apart, run_command
 
+import horovod_partial.torch as hvd
+from horovod_partial import _attach
+from horovod_partial import _build_info as built
 from horovod_partial.runtime import build
+from horovod_partial.runtime.build import library_of
 
 OURS = Path(sys.executable).parent / "horovod-partial"
 
 
 @pytest.fixture
 def mpi_ops() -> SimpleNamespace:
-    from horovod_partial import _build_info as built
-
     names = ("mpi", "gloo", "nccl", "cuda", "rocm", "ddl", "ccl")
     return SimpleNamespace(**{f"{name}_built": lambda name=name: name in built.FEATURES for name in names})
 
@@ -73,9 +77,6 @@ def test_a_framework_that_was_not_there() -> None:
 
 
 def test_attaching_to_something_else_changes_nothing() -> None:
-    import horovod_partial.torch as hvd
-    from horovod_partial import _attach
-
     for library in ("/lib/x86_64-linux-gnu/libc.so.6", "/nowhere/mpi_lib.so"):
         with pytest.raises(_attach.AttachError):
             _attach.attach(library, waits_are_told=False)
@@ -83,12 +84,6 @@ def test_attaching_to_something_else_changes_nothing() -> None:
 
 
 def test_attaching_twice_is_attaching_once() -> None:
-    from horovod.torch import mpi_lib_v2
-
-    import horovod_partial.torch  # noqa: F401
-    from horovod_partial import _attach
-    from horovod_partial.runtime.build import library_of
-
     _attach.attach(library_of(mpi_lib_v2), waits_are_told=False)
     _attach.attach(library_of(mpi_lib_v2), waits_are_told=False)
 
@@ -113,8 +108,6 @@ def test_a_backend_of_keras_that_horovod_does_not_know() -> None:
 
 
 def test_operations_before_init() -> None:
-    import horovod_partial.torch as hvd
-
     for sync in ("solo", "full"):
         with pytest.raises(ValueError, match="Horovod has not been initialized"):
             hvd.partial_allreduce(torch.zeros(1), name="x", sync=sync)
@@ -130,20 +123,14 @@ def test_operations_before_init() -> None:
 
 
 def test_everything_of_horovods_is_there() -> None:
-    import horovod.torch as theirs
-
-    import horovod_partial.torch as ours
-
     names = {name for name in dir(theirs) if not name.startswith("_")}
-    assert names <= set(ours.__all__)
-    assert all(hasattr(ours, name) for name in ours.__all__)
-    assert ours.allreduce is theirs.allreduce
-    assert ours.elastic is not theirs.elastic, "its restart would pass our handshake by"
+    assert names <= set(hvd.__all__)
+    assert all(hasattr(hvd, name) for name in hvd.__all__)
+    assert hvd.allreduce is theirs.allreduce
+    assert hvd.elastic is not theirs.elastic, "its restart would pass our handshake by"
 
 
 def test_the_command_that_checks_tries_every_framework() -> None:
-    from horovod_partial import _build_info as built
-
     done = run_command(OURS, "check", seconds=110)
     assert done.returncode == 0, done.stdout + done.stderr
     for framework, version in built.FRAMEWORKS.items():

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import horovod_partial.torch as hvd
 from horovod_partial import cli, merging
 from horovod_partial.merging import MergedGradients, MergingPlan, MessageCost
 from horovod_partial.merging.planner import Gradient, Planner
@@ -242,10 +241,6 @@ def test_steps_are_measured_before_a_plan_is_due() -> None:
 def test_arguments_that_are_wrong(arguments: dict, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         MergedGradients(**arguments)
-
-
-def test_it_is_exported() -> None:
-    assert hvd.MergedGradients is MergedGradients
 
 
 # --- Command line -----------------------------------------------------------------------------------------------------

@@ -100,16 +100,16 @@ def test_counters_stay_when_an_optimizer_and_its_buckets_are_forgotten() -> None
     assert rounds() == [18, 0, 3]
 
 
-def printed(before: Scrape, after: Scrape) -> str:
+def printed(*frames: Any) -> str:
     console = Console(file=io.StringIO(), width=120)
-    console.print(top.show(before, after))
+    console.print(*frames, sep="\n")
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
 def test_top_shows_what_happened_between_two_scrapes() -> None:
     ranks = [rank(120, 6.0, processors=0.5), rank(100, 10.5, 2.0, "persistent", processors=1.25)]
     statistics = {0: {"optimizer.0": bucket([210, 150], [10, 70], {0: 390, 1: 50})}}
-    shown = printed(scrape(10.0), scrape(20.0, ranks, statistics))
+    shown = printed(top.show(scrape(10.0), scrape(20.0, ranks, statistics)))
     rows = [re.split("  +", line.strip()) for line in shown.splitlines() if re.match(r" +\d", line)]
     assert rows == [
         ["1", "1.00", "150.0", "15%", "4.0", "50%", "1.2", "2.00 persistent"],
@@ -119,8 +119,8 @@ def test_top_shows_what_happened_between_two_scrapes() -> None:
 
 
 def test_top_shows_a_job_that_has_just_begun_or_has_begun_anew() -> None:
-    assert "no step is timed yet" in printed(scrape(0.0, [], {}), scrape(1.0, [], {}))
-    assert "-0" not in printed(scrape(0.0), scrape(10.0, [rank(10, 0.5), rank(10, 0.5)], {0: {}}))
+    assert "no step is timed yet" in printed(top.show(scrape(0.0, [], {}), scrape(1.0, [], {})))
+    assert "-0" not in printed(top.show(scrape(0.0), scrape(10.0, [rank(10, 0.5), rank(10, 0.5)], {0: {}})))
 
 
 def test_top_ends_when_the_job_does() -> None:
@@ -174,10 +174,7 @@ def test_top_takes_an_address_or_a_url() -> None:
 def test_rates_are_means_over_half_a_minute() -> None:
     scrapes = [scrape(10.0 * n, [rank(n // 2, 0.0), rank(n // 2, 0.0)], {}) for n in range(9)]  # a step takes 20 s
     shown = itertools.islice(top.frames(iter(scrapes).__next__, 10.0, lambda seconds: None), 8)
-    console = Console(file=io.StringIO(), width=120)
-    for frame in shown:
-        console.print(frame)
-    rates = re.findall(r"(?m)^ +0 +(\S+) ", console.file.getvalue())  # type: ignore[attr-defined]
+    rates = re.findall(r"(?m)^ +0 +(\S+) ", printed(*shown))
     assert rates[2:] == ["0.03", "0.07", "0.03", "0.07", "0.03", "0.07"]
 
 

@@ -167,15 +167,14 @@ def test_a_bucket_of_parameters() -> None:
     (weight.sum() + images.sum()).backward()
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64], ids=str)
-def test_a_bucket_takes_floating_point_only(dtype: torch.dtype) -> None:
-    with pytest.raises(ValueError, match=f"averages floating-point tensors, not {dtype}"):
-        ModelBucket([torch.zeros(2), torch.zeros(2, dtype=dtype)])
+DTYPES = (torch.int64, torch.bool, torch.complex64)
+WRONG = [({"dtype": dtype}, f"averages floating-point tensors, not {dtype}") for dtype in DTYPES]
 
 
-def test_a_bucket_on_a_device_that_is_not_supported() -> None:
-    with pytest.raises(ValueError, match="tensors on meta are not supported"):
-        ModelBucket([torch.zeros(2), torch.zeros(2, device="meta")])
+@pytest.mark.parametrize(("options", "told"), [*WRONG, ({"device": "meta"}, "tensors on meta are not supported")])
+def test_a_bucket_refuses_what_it_cannot_average(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        ModelBucket([torch.zeros(2), torch.zeros(2, **options)])
 
 
 class Model(torch.nn.Module):

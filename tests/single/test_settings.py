@@ -1,5 +1,6 @@
 """Environment variables: names, values, and what comes first."""
 
+import os
 import warnings
 from collections.abc import Iterator
 
@@ -11,8 +12,6 @@ from horovod_partial import settings as module
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No variable of ours is set, and nothing has been read."""
-    import os
-
     for name in list(os.environ):
         if name.startswith(module.PREFIX):
             monkeypatch.delenv(name)

@@ -181,13 +181,10 @@ def test_a_trace_adds_up() -> None:
     assert trace.scaled(10.0).ready == [6.0, 12.0]
 
 
-def test_a_trace_is_what_was_saved(tmp_path: Path) -> None:
+def test_a_saved_trace_or_plan_is_a_trace(tmp_path: Path) -> None:
     trace = Trace.even(3, 100, 0.25, 0.5)
     trace.save(tmp_path / "trace.json")
     assert Trace.load(tmp_path / "trace.json") == trace
-
-
-def test_a_saved_plan_is_a_trace(tmp_path: Path) -> None:
     plan = merging.plan("exact", ["b", "a"], [10, 20], [0.5, 2.0], MessageCost(1.0, 1.0), around=4.0)
     plan.save(tmp_path / "plan.json")
     trace = Trace.load(tmp_path / "plan.json")

@@ -106,18 +106,6 @@ def test_single_steps_far_out_are_no_kind() -> None:
     assert kinds(compute) == ["random", "none", "none", "none"]
 
 
-def test_one_fast_rank_makes_the_others_no_slow_ones() -> None:
-    compute = synthetic.even(200, 8)
-    compute[:, 5] /= 2.0
-    assert kinds(compute) == ["none"] * 8
-
-
-def test_of_two_ranks_the_slower_is_slow() -> None:
-    compute = synthetic.even(200, 2)
-    compute[:, 1] *= 1.4
-    assert kinds(compute) == ["none", "persistent"]
-
-
 def test_few_steps_are_enough_where_a_rank_is_much_slower() -> None:
     compute = synthetic.even(12, 4)
     compute[:, 1] *= 3.0

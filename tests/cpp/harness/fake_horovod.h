@@ -20,7 +20,6 @@
 #include <mutex>
 #include <numeric>
 #include <random>
-#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>

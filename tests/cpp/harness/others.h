@@ -1,7 +1,6 @@
 // Values that differ from a given one in a single place.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <optional>
 #include <string>
