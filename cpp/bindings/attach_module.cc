@@ -76,27 +76,37 @@ Round LostInAll(FamilyHandle& family) {
   return family.disturbed + lost(family);
 }
 
+// After this time, a thread that waits takes any round that its optimizer has missed. The wait may depend on the round:
+// other ranks may wait for this rank in a collective of a round hook.
+constexpr std::chrono::seconds kLongWait(1);
+
 // While an object of this class lives, the thread that steps an optimizer waits for something else, and takes results
-// of the optimizer's buckets meanwhile.
+// of the optimizer's buckets meanwhile. The thread has waited since `since`.
 class DrainedFamily {
  public:
-  DrainedFamily(std::shared_ptr<Session> session, Family family)
-      : session_(std::move(session)), family_(std::move(family)) {
+  DrainedFamily(std::shared_ptr<Session> session, Family family, Time since)
+      : session_(std::move(session)), family_(std::move(family)), since_(since) {
     if (session_ != nullptr) draining_.emplace(session_->engine().FindAll(family_));
   }
-  bool IsDue() const { return session_ != nullptr && session_->engine().families().IsNearlyFull(family_); }
+  bool IsDue() const {
+    if (session_ == nullptr) return false;
+    const Families& families = session_->engine().families();
+    return Now() - since_ < kLongWait ? families.IsNearlyFull(family_) : families.HasRound(family_);
+  }
   void End() { draining_.reset(); }
 
  private:
   const std::shared_ptr<Session> session_;
   const Family family_;
+  const Time since_;
   std::optional<Draining> draining_;
 };
 
-std::unique_ptr<DrainedFamily> Drain(const FamilyHandle& family) {
+std::unique_ptr<DrainedFamily> Drain(const FamilyHandle& family, double waited) {
   const std::int32_t number = family.number();
   py::gil_scoped_release release;
-  return std::make_unique<DrainedFamily>(attach::FindSession(family.library, number), family.names);
+  const Time since = Now() - std::chrono::duration_cast<Time>(std::chrono::duration<double>(waited));
+  return std::make_unique<DrainedFamily>(attach::FindSession(family.library, number), family.names, since);
 }
 
 using Drainings = std::vector<const DrainedFamily*>;
@@ -348,7 +358,7 @@ PYBIND11_MODULE(_attach, m) {
       .def("clear", IfThere(+[](Engine& engine, Names names) { engine.families().Clear(names); }))
       .def("catch_up", IfThere(+[](Engine& engine, Names names, int to) { return engine.CatchUp(names.at(0), to); }),
            py::arg("iteration"))
-      .def("drain", &Drain)
+      .def("drain", &Drain, py::arg("waited"))
       .def("next_micro_batch", &NextMicroBatch, py::arg("begins"), py::arg("waits"), py::arg("drainings"))
       .def("return_micro_batch", IfThere(+[](Engine& engine, Names names) { engine.sharing().Return(names.at(0)); }));
 

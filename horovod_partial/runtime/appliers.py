@@ -121,11 +121,14 @@ class Averager(Protocol):
 class Meanwhile:
     """Takes rounds of a thread's optimizers while the thread waits for something else.
 
-    Rounds are taken only when `replay_limit - 1` have been missed, because the core adds up what is beyond `replay_limit`.
+    Rounds are taken when `replay_limit - 1` have been missed, because the core adds up what is beyond `replay_limit`, and
+    when the thread has waited for a second, because other ranks may wait for this rank in a round hook. The thread has
+    waited for `waited` seconds already.
     """
 
-    def __init__(self, appliers: Iterable[AheadApplier]) -> None:
-        self._appliers = [(applier, family.drain()) for applier in appliers if (family := applier.family) is not None]
+    def __init__(self, appliers: Iterable[AheadApplier], waited: float) -> None:
+        there = [(applier, applier.family) for applier in appliers]
+        self._appliers = [(applier, family.drain(waited)) for applier, family in there if family is not None]
 
     @property
     def drainings(self) -> list[_attach.Draining]:
@@ -133,7 +136,7 @@ class Meanwhile:
         return [draining for _, draining in self._appliers]
 
     def apply(self) -> None:
-        """Take rounds of each optimizer that has missed so many that the core would soon add results up."""
+        """Take rounds of each optimizer for which the core says that rounds are due."""
         for applier, draining in list(self._appliers):
             if draining.is_due:
                 applier.apply_ahead()

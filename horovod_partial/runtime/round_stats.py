@@ -31,7 +31,9 @@ class Progress:
         new: Counter[str] = Counter()
         for name, counts in self._before.items():
             new.update(counts)
-            if name in before:  # a bucket without old counts was declared after the last call: all its counts are new
+            if (
+                name in before
+            ):  # a bucket without old counts had its first round after the last call: all its counts are new
                 new.subtract(before[name])
         if not new["rounds"]:
             return {}
@@ -54,6 +56,7 @@ class Progress:
                 microseconds_waited=round(1e6 * raw["waited_seconds"]),
             )
             for name, raw in self._read().items()
+            if raw["rounds"]  # before its first round a bucket has no counts of ranks
         }
 
 

@@ -448,12 +448,15 @@ class Runtime:
         """
         _attach.polled(over)
         if over:
+            self._thread.asks_since = None
             return
-        with self._taking_rounds() as meanwhile:
+        since = getattr(self._thread, "asks_since", None)
+        self._thread.asks_since = since = since or time.monotonic()
+        with self._taking_rounds(waited=time.monotonic() - since) as meanwhile:
             meanwhile.apply()
 
     @contextmanager
-    def _taking_rounds(self, but: Sequence[Applier] = ()) -> Iterator[Meanwhile]:
+    def _taking_rounds(self, but: Sequence[Applier] = (), waited: float = 0.0) -> Iterator[Meanwhile]:
         """Context in which this thread waits, and may take rounds of its optimizers, except those in `but`."""
         thread = this_thread()
         with self._appliers_lock:
@@ -461,7 +464,7 @@ class Runtime:
         if getattr(self._thread, "takes_no_rounds", False):
             appliers.clear()
         there = [each for each in appliers if each.process_set.process_set_id is not None and each.family]
-        meanwhile = Meanwhile([each for each in there if each.applies_ahead])
+        meanwhile = Meanwhile([each for each in there if each.applies_ahead], waited)
         try:
             yield meanwhile
         finally:

@@ -75,26 +75,21 @@ def everywhere(model: torch.Tensor) -> torch.Tensor:
     return model.expand(4, -1)
 
 
-def test_d_psgd_takes_the_mean_of_three(world: World, pairs: Sets) -> None:
-    training = Training(world, DPSGD, pairs)
-    expected = training.starts()
-    for _ in range(20):
-        training.step()
-        expected = (expected.roll(1, 0) + expected + expected.roll(-1, 0)) / 3
-        torch.testing.assert_close(training.models(), expected)
-    torch.testing.assert_close(training.models(), everywhere(training.starts().mean(0)))
+# From whom a rank has models, relative to it, in even and in odd steps.
+HOPS = {"d_psgd": [(1, -1), (1, -1)], "push_sum:1": [(1,), (2,)], "push_sum:2": [(1, 2), (1, 2)]}
 
 
-@pytest.mark.parametrize("neighbours", [1, 2])
-def test_push_sum_goes_round_the_hops(world: World, pairs: Sets, neighbours: int) -> None:
-    training = Training(world, lambda optimizer, sets: PushSum(optimizer, sets, neighbours), pairs)
+@pytest.mark.parametrize("name", HOPS)
+def test_a_step_takes_the_mean_along_the_hops(world: World, pairs: Sets, name: str) -> None:
+    training = Training(world, IN_STEP[name], pairs)
     expected = training.starts()
     for step in range(20):
         training.step()
-        hops = (1, 2) if neighbours == 2 else (2 ** (step % 2),)
-        expected = (expected + sum(expected.roll(hop, 0) for hop in hops)) / (1 + neighbours)
+        hops = HOPS[name][step % 2]
+        expected = (expected + sum(expected.roll(hop, 0) for hop in hops)) / (1 + len(hops))
         torch.testing.assert_close(training.models(), expected)
-        assert sum(world.gather(training.trained.weight)) == pytest.approx(world.size)
+        if name != "d_psgd":
+            assert sum(world.gather(training.trained.weight)) == pytest.approx(world.size)
     torch.testing.assert_close(training.models(), everywhere(training.starts().mean(0)))
 
 

@@ -28,7 +28,7 @@ CASES = [(recipe, policy) for recipe in RECIPES for policy in OTHER_POLICIES.get
 def test_recipe(world: World, monkeypatch: pytest.MonkeyPatch, recipe: str, policy: str) -> None:
     if package := NEEDS.get(recipe):
         reason = f"{recipe}.py needs {package}, which is not installed"
-        pytest.importorskip(package, reason=reason, exc_type=ImportError)
+        pytest.importorskip(package, reason=reason)
     monkeypatch.setattr(sys, "path", [str(COOKBOOK), *sys.path])
     for name in (recipe, "data"):  # the cookbook of the other framework has modules of these names
         monkeypatch.delitem(sys.modules, name, raising=False)

@@ -46,17 +46,6 @@ def average(world: World, policy: Any, name: str = "tensor") -> RoundInfo:
 
 
 @alone
-def test_tensors_that_are_refused(world: World) -> None:
-    for tensor, text in (
-        (torch.zeros(4, 4).t()[:2], "required to be contiguous"),
-        (torch.zeros(2, requires_grad=True), "not differentiable"),
-        (torch.zeros(3, device="meta"), "meta"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            hvd.average(tensor, hvd.GroupAverage(), name=world.name())
-
-
-@alone
 def test_a_signal_lies_on_the_host(world: World) -> None:
     with torch.device("meta"):  # the default for tensors that are made here
         signal(world.name(), hvd.global_process_set)
@@ -235,19 +224,6 @@ def test_several_schedules_in_flight_at_the_same_time(world: World) -> None:
     hvd.flush()
 
 
-def test_groups_beside_other_collectives(world: World) -> None:
-    for step in range(6):
-        handle = begin(world, hvd.GroupAverage(period=None), "group")
-        partial = hvd.partial_allreduce_async(torch.ones(2), name=world.name("partial"), op=hvd.Sum, sync="quorum:1.0")
-        rows = hvd.allgather_async(torch.full((1, 2), world.rank), name=world.name("rows"))
-        full = hvd.allreduce(torch.tensor([step]), name=world.name("full"), op=hvd.Sum)
-        assert full.item() == step * world.size
-        assert hvd.synchronize(rows)[:, 0].tolist() == list(world.ranks)
-        hvd.synchronize(partial)
-        end(world, handle)
-    hvd.flush()
-
-
 def test_rank_and_size_stay_while_groups_reduce(world: World) -> None:
     """On GPUs (--device): Horovod makes NCCL's communicator of a group as if the group were the job."""
     over, seen = threading.Event(), set()
@@ -375,21 +351,26 @@ def test_a_rank_that_never_comes_again(world: World) -> None:
     models.check()
 
 
-def test_two_partial_reduces_beside_other_collectives(world: World) -> None:
+@pytest.mark.parametrize(("sync", "every"), [("majority", 4), ("quorum:1.0", 1)])
+def test_averages_beside_other_collectives(world: World, sync: str, every: int) -> None:
+    """Two partial reduces and a group's average, and in one of so many steps collectives that all ranks wait for."""
     one, two = Models(FRONT, world, "one"), Models(FRONT, world, "two", size=3)
     rng = world.random()
     for step in range(8):
         both = [one, two]
         rng.shuffle(both)
         handles = [models.start() for models in both]
-        one_element = torch.tensor([1.0])
-        partial = hvd.partial_allreduce_async(one_element, name=world.name("partial"), op=hvd.Sum, sync="majority")
-        if step % 4 == 2:
+        group = begin(world, hvd.GroupAverage(period=None), "group")
+        partial = hvd.partial_allreduce_async(torch.ones(2), name=world.name("partial"), op=hvd.Sum, sync=sync)
+        if step % every == every // 2:
+            rows = hvd.allgather_async(torch.full((1, 2), world.rank), name=world.name("rows"))
             full = hvd.allreduce(torch.tensor([step]), name=world.name("full"), op=hvd.Sum)
             assert full.item() == step * world.size
+            assert hvd.synchronize(rows)[:, 0].tolist() == list(world.ranks)
         for models, handle in zip(reversed(both), reversed(handles), strict=True):
             models.end(handle)
         hvd.synchronize(partial)
+        end(world, group)
     hvd.flush()
     one.check()
     two.check()

@@ -16,6 +16,7 @@ from harness.torch_training import (
     KINDS,
     MAKERS,
     MODELS,
+    check_replicas,
     loss_of,
     make_model,
     state,
@@ -38,12 +39,6 @@ kinds = pytest.mark.parametrize("policy", KINDS)
 
 def buffers(model: torch.nn.Module) -> list[float]:
     return [number for b in model.buffers() if b.dtype.is_floating_point for number in b.reshape(-1).tolist()]
-
-
-def check(world: World, model: torch.nn.Module, optimizer: Any) -> None:
-    """After a flush there is one model."""
-    optimizer.flush()
-    world.same(weights(model))
 
 
 def learns(world: World, model: torch.nn.Module, bare: torch.optim.Optimizer, steps: int, **options: Any) -> Any:
@@ -95,7 +90,7 @@ def test_flush_averages_over_all_ranks(world: World, policy: str) -> None:
             means = torch.tensor([mine[i] for mine in everybody], dtype=torch.float64).mean(0)
             assert after[i] == pytest.approx(means.tolist(), abs=1e-6)
     train(world, optimizer, model, 2, first=10)
-    check(world, model, optimizer)
+    check_replicas(world, model, optimizer)
 
 
 def test_a_flush_before_there_is_state(world: World) -> None:
@@ -119,7 +114,7 @@ def test_backward_passes_per_step(world: World, policy: str) -> None:
         optimizer.step()
     optimizer.set_backward_passes_per_step(1)
     train(world, optimizer, model, 2, first=8)
-    check(world, model, optimizer)
+    check_replicas(world, model, optimizer)
 
 
 @kinds
@@ -161,7 +156,7 @@ def test_a_gradient_beside_an_average_is_applied_to_it(world: World, policy: str
             assert averaged == pytest.approx(0.9 * sum(world.ranks) / world.size)  # the first round is of all ranks
         optimizer.step()
         expected = averaged - 0.1 * before
-    check(world, model, optimizer)
+    check_replicas(world, model, optimizer)
 
 
 @policies
@@ -200,7 +195,7 @@ def test_a_change_that_an_average_would_overwrite(world: World, policy: str, ove
     refusal = r"^0.weight was changed between a step .* call optimizer.synchronize\(\) before"
     with pytest.raises(RuntimeError, match=refusal):
         optimizer.synchronize()
-    check(world, model, optimizer)
+    check_replicas(world, model, optimizer)
 
 
 @overlaps
@@ -218,7 +213,7 @@ def test_a_state_that_is_loaded_beside_an_average(world: World, policy: str, ove
     optimizer.load_state_dict(saved[1])
     assert weights(model) == kept
     train(world, optimizer, model, 2)
-    check(world, model, optimizer)
+    check_replicas(world, model, optimizer)
 
 
 @overlaps
@@ -234,7 +229,7 @@ def test_a_state_that_one_rank_loads_beside_an_average(world: World, policy: str
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
     train(world, optimizer, model, 2)
-    check(world, model, optimizer)
+    check_replicas(world, model, optimizer)
 
 
 @pytest.mark.parametrize("then", ["flush", "join", "a new optimizer"])
@@ -324,7 +319,7 @@ def test_layers_that_change(world: World, policy: str, freezes: bool) -> None:
     before = model[0].weight.clone()
     optimizer = wrap(model, MODELS[policy]())
     train(world, optimizer, model, 4)
-    check(world, model, optimizer)
+    check_replicas(world, model, optimizer)
     assert torch.equal(model[0].weight, before) is freezes
 
 

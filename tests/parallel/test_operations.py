@@ -1,5 +1,6 @@
 """PyTorch's own forms of `hvd.partial_allreduce`; `test_conformance_operations.py` has what all front ends share."""
 
+import functools
 import re
 import weakref
 from typing import Any
@@ -80,10 +81,14 @@ def test_modes_see_nothing_of_an_operation(world: World) -> None:
 
 @alone
 def test_tensors_that_are_refused(world: World) -> None:
-    with pytest.raises(ValueError, match="required to be contiguous"):
-        hvd.partial_allreduce(torch.zeros(4, 4).t()[:2], name=world.name(), sync=EVERYBODY)
-    with pytest.raises(ValueError, match="meta"):
-        hvd.partial_allreduce(torch.zeros(3, device="meta"), name=world.name(), sync=EVERYBODY)
+    average = functools.partial(hvd.average, policy=hvd.GroupAverage())
+    for call in (functools.partial(hvd.partial_allreduce, sync=EVERYBODY), average):
+        with pytest.raises(ValueError, match="required to be contiguous"):
+            call(torch.zeros(4, 4).t()[:2], name=world.name())
+        with pytest.raises(ValueError, match="meta"):
+            call(torch.zeros(3, device="meta"), name=world.name())
+    with pytest.raises(ValueError, match="not differentiable"):
+        average(torch.zeros(2, requires_grad=True), name=world.name())
 
 
 def test_full_on_one_rank_only(world: World) -> None:

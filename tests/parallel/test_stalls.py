@@ -14,6 +14,8 @@ LONG = pytest.mark.full_matrix
 SECONDS = "2"
 # The coordinator finds the same waits long, and later. It must leave them to the heartbeats, which have said more.
 COORDINATOR_TOO = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "6"}
+# Where the others wait for the one that is asleep.
+OTHERS_WAIT = {"asleep": "", "flush": "in a flush", "collective": "in Horovod's barrier"}
 
 
 def start(job: Job, policy: str, what: str, **variables: str) -> None:
@@ -41,19 +43,14 @@ def test_one_is_asleep_and_one_is_stopped(job: Job, policy: str) -> None:
 
 
 @pytest.mark.full_matrix("gloo")
-@pytest.mark.parametrize("policy", ["full", "majority", pytest.param("solo", marks=LONG)])
-def test_one_is_asleep(job: Job, policy: str) -> None:
-    start(job, policy, "asleep", **COORDINATOR_TOO)
+@pytest.mark.parametrize(
+    ("policy", "what"),
+    [("full", "asleep"), ("majority", "asleep"), *(pytest.param("solo", what, marks=LONG) for what in OTHERS_WAIT)],
+)
+def test_one_is_asleep(job: Job, policy: str, what: str) -> None:
+    start(job, policy, what, **COORDINATOR_TOO)
     job.until(lambda: explains(job.output(), sleeper=2, waiting=(0, 1, 3)), "the wait is explained")
-    ends(job)
-
-
-@LONG
-@pytest.mark.parametrize("what", ["flush", "collective"])
-def test_the_others_flush_or_are_in_a_collective(job: Job, what: str) -> None:
-    start(job, "solo", what, **COORDINATOR_TOO)
-    job.until(lambda: explains(job.output(), sleeper=2, waiting=(0, 1, 3)), "the wait is explained")
-    assert {"flush": "in a flush", "collective": "in Horovod's barrier"}[what] in told(job.output())[0]
+    assert OTHERS_WAIT[what] in told(job.output())[0]
     ends(job)
 
 

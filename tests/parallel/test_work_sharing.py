@@ -463,16 +463,12 @@ def test_a_backward_that_fails_before_any_arrival(world: World) -> None:
     """The optimizer is given up, and another one is wrapped: nothing is left that a flush would wait for."""
     embedding = torch.nn.Embedding(5, 2, sparse=True)
     torch.nn.init.zeros_(embedding.weight)
-
-    def wrap(**options: Any) -> Any:
-        arguments = {"op": hvd.Sum, "backward_passes_per_step": PASSES, "sync": "work_sharing"} | options
-        return hvd.DistributedOptimizer(torch.optim.SGD(embedding.parameters(), 1.0), **arguments)
-
-    optimizer = wrap()
+    make = lambda parameters: torch.optim.SGD(parameters, 1.0)
+    optimizer = wrap(embedding, make, op=hvd.Sum)
     with pytest.raises(ValueError, match="buckets cannot hold sparse gradients"):
         embedding(torch.tensor([0])).sum().backward()
     del optimizer
-    optimizer = wrap(sparse_as_dense=True)
+    optimizer = wrap(embedding, make, op=hvd.Sum, sparse_as_dense=True)
     for _ in range(3 * PASSES):
         optimizer.zero_grad()
         embedding(torch.tensor([0])).sum().backward()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from horovod_partial.runtime.round_stats import slowness_now, summarise
+from horovod_partial.runtime.round_stats import Progress, slowness_now, summarise
 
 
 def raw(**changes: Any) -> dict[str, Any]:
@@ -61,3 +61,11 @@ def test_logs_tell_how_many_ranks_are_slow() -> None:
     ranks = [{"slowness": factor} for factor in (1.0, 2.5, 1.2)]
     assert slowness_now(ranks) == {"slow_ranks": 2, "slowness": 2.5}
     assert slowness_now(ranks[:1]) == {"slow_ranks": 0, "slowness": 1.0}
+
+
+def test_progress_with_a_bucket_that_has_had_no_round() -> None:
+    none = raw(rounds=0, on_time=[], late=[], fresh=[], staleness={}, waited_seconds=0.0)
+    counts = iter([{"a": none}, {"a": none}, {"a": raw(), "b": none}])
+    progress = Progress(lambda: next(counts), rank=1)
+    assert progress.since() == {}
+    assert progress.since() == {"late": 0.5, "fresh": 1.5, "staleness": pytest.approx(2 / 7), "waited_seconds": 0.5}

@@ -147,6 +147,12 @@ def weights(model: torch.nn.Module) -> list[float]:
     return torch.cat([p.detach().reshape(-1).double() for p in model.parameters()]).tolist()
 
 
+def check_replicas(world: World, model: torch.nn.Module, optimizer: Any) -> None:
+    """After a flush there is one model."""
+    optimizer.flush()
+    world.same(weights(model))
+
+
 def reference(world: World, make: str, steps: int, passes: int = 1) -> list[float]:
     """The weights after training one model on all ranks' batches, without Horovod."""
     model = make_model()

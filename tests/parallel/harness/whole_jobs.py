@@ -16,6 +16,7 @@ from typing import Any
 from harness.hosts import Host
 from harness.launch import Processes, environment
 from harness.matrix import Setup
+from horovod_partial.launch import slurm
 
 PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
 # Where programs find the harness, and the package where the tests were told to find that.
@@ -156,27 +157,13 @@ class HandStarted:
 
     def start(self, program: str, *arguments: str) -> None:
         for slot in self._slots:
-            variables = {
-                "HOROVOD_RANK": slot.rank,
-                "HOROVOD_SIZE": slot.size,
-                "HOROVOD_LOCAL_RANK": slot.local_rank,
-                "HOROVOD_LOCAL_SIZE": slot.local_size,
-                "HOROVOD_CROSS_RANK": slot.cross_rank,
-                "HOROVOD_CROSS_SIZE": slot.cross_size,
-                "HOROVOD_HOSTNAME": slot.hostname,
-                "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-                "HOROVOD_GLOO_RENDEZVOUS_PORT": self._port,
-                "HOROVOD_CONTROLLER": "gloo",
-                "HOROVOD_CPU_OPERATIONS": "gloo",
-                "HOROVOD_GLOO_IFACE": "lo",
-                "PARTIAL_TEST_FOLDER": self.folder,
-                "PYTHONPATH": PYTHON_PATH,
-            }
+            variables = slurm.variables(slot, "127.0.0.1", self._port, "lo", {})
+            variables |= {"PARTIAL_TEST_FOLDER": str(self.folder), "PYTHONPATH": PYTHON_PATH}
             log = (self.folder / f"log.{slot.rank}").open("wb")
             self.processes.append(
                 subprocess.Popen(
                     [sys.executable, str(PROGRAMS / f"{program}.py"), *arguments],
-                    env=environment(self.setup, **{name: str(value) for name, value in variables.items()}),
+                    env=environment(self.setup, **variables),
                     stdout=log,
                     stderr=subprocess.STDOUT,
                 )
