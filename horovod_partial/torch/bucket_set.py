@@ -61,7 +61,7 @@ class BucketSet:
         self.introduction: healing.Introduction | None = None  # compares the parameters of all ranks at the start
         self._merging_options = merging
         self._shares_work = shares_work
-        self._tenure = Tenure(runtime)  # the generation of Horovod that the buckets belong to
+        self._tenure = Tenure(runtime)  # tells whether the buckets were named since the last `hvd.init()`
         self.hooks: list[Any] = []  # the gradient hooks of parameters; not emptied when the hooks are removed
         self._use({str(index): members for index, members in enumerate(self._planned)})
         self._name = Name(self.process_set, [[names[p] for p in members] for members in self._planned])
@@ -84,9 +84,10 @@ class BucketSet:
         self.family = GradientFamily(self.options, self.buckets)
 
     def enter(self, replica: ReplicaState | None) -> None:
-        """Name the buckets anew in each generation of Horovod, because new ranks begin to number optimizers at 1.
+        """Name the buckets, in the first call after each `hvd.init()`. Later calls do nothing.
 
-        `replica` is what ranks compare; None compares nothing.
+        Names have numbers, and a rank that joins an elastic job begins to count at 1. `replica` has the parameters that
+        ranks compare; None compares nothing.
         """
         if not self._tenure.enter():
             return
@@ -108,15 +109,14 @@ class BucketSet:
                 bucket.name = f"{name}.{index}"
             self.family = GradientFamily(self.options, self.buckets)
         start = f"{bucket_config.INTERNAL}start.{name}"
-        # Buckets of `Merging` have another owner.
-        owned = [start] if self.merging is not None else [*self.family.names, start]
+        owned = [start] if self.merging is not None else [*self.family.names, start]  # `Merging` owns its buckets
         runtime.family(self.process_set, owned).own(self._owner)
         if replica is not None and (meeting := runtime.meet(self.process_set)) is not None:
             self.introduction = healing.Introduction(meeting, start, replica.parameters())
 
     @property
     def is_current(self) -> bool:
-        """Whether the buckets belong to the present generation of Horovod."""
+        """Whether the buckets were named since the last `hvd.init()`."""
         return self._tenure.is_current
 
     def register_hooks(self, taker: Any) -> None:
@@ -130,7 +130,7 @@ class BucketSet:
         def gradient_is_there(parameter: torch.nn.Parameter) -> None:
             found = reference()
             if found is not None:
-                refuse_capture(parameter.device)  # called before the taker counts the gradient
+                refuse_capture(parameter.device)  # raises its error before the taker counts the gradient
                 with one_at_a_time:
                     found.gradient(parameter)
 
@@ -162,7 +162,7 @@ class BucketSet:
             self.introduction.tell(claims=True)
 
     def show(self) -> None:
-        """Let each `grad` be what its bucket holds; None for frozen parameters."""
+        """Set each `grad` to the parameter's part of its bucket, and to None for frozen parameters."""
         for bucket in self.buckets:
             bucket.show(self.frozen)
 
@@ -173,7 +173,7 @@ class BucketSet:
 
     @property
     def rounds(self) -> int:
-        """How many rounds this rank has taken in this generation of Horovod, also in buckets of earlier merging plans."""
+        """How many rounds this rank has taken since the last `hvd.init()`, also in buckets of earlier merging plans."""
         if not self.is_current:
             return 0
         return self.merging.rounds if self.merging is not None else self.family.taken
@@ -197,6 +197,6 @@ class BucketSet:
 
 
 def remove_hooks(hooks: list[Any]) -> None:
-    """Take no more gradients of later backward passes."""
+    """Remove gradient hooks: later backward passes put no gradients into the buckets."""
     for hook in hooks:
         hook.remove()

@@ -1,4 +1,4 @@
-"""Packs gradients of PyTorch into buckets, arrives at these, and takes the results of rounds."""
+"""Packs gradients of PyTorch into buckets, submits each bucket to a round, and takes the results of rounds."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class GradientBucket:
         self._streams: set[torch.cuda.Stream] = set()  # the CUDA streams on which gradients were put into the bucket
         self._context: Any = None
         self._version = 0  # PyTorch's version counter of the flat tensor at the arrival
-        # The version counter of gradients that are watched, and a copy of them if there is one; None if none are watched.
+        # What `watch` has noted: the version counter of `flat`, and a copy of `flat` or None. None before `watch`.
         self.watched: tuple[int, torch.Tensor | None] | None = None
 
     def views_of(self, flat: torch.Tensor) -> dict[torch.nn.Parameter, torch.Tensor]:

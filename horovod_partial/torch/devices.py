@@ -9,7 +9,7 @@ from horovod_partial.exchange.devices import gpu_refusal
 
 
 def check_device(device: torch.device) -> None:
-    """Raise ValueError for a device other than the CPU, unless it is CUDA's, and Horovod and the settings allow it."""
+    """Raise ValueError unless a device is the CPU, or a CUDA device that Horovod and the settings allow."""
     if device.type == "cpu":
         return
     advice = "use sync=hvd.Full(), or move them to the CPU"

@@ -155,9 +155,9 @@ def _is_synchronized(optimizer: Any) -> bool:
 
 
 def _make_weak_hook(optimizer: Any, parameter: torch.nn.Parameter) -> Callable[..., None]:
-    """Make a gradient hook that refers weakly to the wrapped optimizer, so that this can be wrapped again.
+    """Make a gradient hook that refers weakly to the wrapped optimizer.
 
-    Horovod's own hooks would keep a replaced wrapper alive, and it would still reduce gradients.
+    Horovod's own hooks keep a wrapper alive. If the parameters got a new wrapper, the old one would still reduce.
     """
     reference = weakref.ref(optimizer)
 

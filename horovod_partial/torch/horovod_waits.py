@@ -14,7 +14,8 @@ _LEAST_NS = 50_000  # shorter waits for Horovod's operations are not recorded: t
 def install(runtime: Runtime) -> None:
     """Replace Horovod's functions for waiting and polling.
 
-    The core learns which threads wait for Horovod. Rounds are taken meanwhile. A recording or a watch notes the waits.
+    The new functions tell the core which threads wait for Horovod, and let the waiting thread's optimizers apply missed
+    rounds. If this rank is recorded or watched, they also note how long each wait took.
     """
     library = mpi_ops.mpi_lib
     wait, poll = library.horovod_torch_wait_and_clear, library.horovod_torch_poll

@@ -17,7 +17,7 @@ from horovod_partial.torch.round_applier import RoundApplier
 
 
 class Phase(Enum):
-    """How far an optimizer's step is."""
+    """How far an optimizer has come with its present step."""
 
     COLLECTING = "gradients of the step may be in buckets, or have arrived"
     SHOWN = "the rank has waited for the step's round, and each `grad` is a result"
@@ -26,11 +26,11 @@ class Phase(Enum):
 
 
 class StepState(NamedTuple):
-    """The state of an optimizer between two steps. Each method returns the state after an event.
+    """The state of an optimizer between two of its steps. A method named after an event returns the state after it.
 
-    `has_result` says whether the gradients are a round's result that has not been applied. `is_watched` says whether
-    the program can see this result, so that a change or a missing step is noticed. `misses_more` says whether further
-    missed rounds are waiting. Then the program must not change the result, and must take a step with it.
+    `has_result`: `grad` holds the result of a round, which no step has applied yet. `is_watched`: the program has seen
+    this result, so the optimizer notices if the program changes it, or takes no step with it. `misses_more`: the next
+    step will apply further missed rounds, too. Then the program may do neither, because all rounds must count alike.
     """
 
     phase: Phase = Phase.COLLECTING
@@ -40,39 +40,42 @@ class StepState(NamedTuple):
 
     @property
     def is_synchronized(self) -> bool:
-        """Whether this step's round is over, so that nothing needs to be waited for."""
+        """Whether this step's round is over on this rank, so that `synchronize` and `step` need not wait."""
         return self.phase in (Phase.SHOWN, Phase.AHEAD)
 
     @property
     def waits_for_step(self) -> bool:
-        """Whether a round waits for a step, so that no flush may come."""
+        """Whether the result of a round waits for the program's next step. Until this step, flushes apply no rounds."""
         return self.has_result or self.phase is Phase.AHEAD
 
     @property
     def allows_ahead(self) -> bool:
-        """Whether further rounds may be applied to a copy of the model. False if a result in `grad` must be kept."""
+        """Whether missed rounds may be applied to a copy of the model now. False if `grad` has a result to be kept."""
         return not self.has_result and not (self.phase is Phase.SHOWN and self.is_watched)
 
     def gradient(self) -> StepState:
-        """Backward has made a gradient."""
+        """Return the state after backward has computed a gradient."""
         return self._replace(phase=Phase.LEFT) if self.phase is Phase.SHOWN else self
 
     def waited(self, *, has_result: bool) -> StepState:
-        """The step's round is over on this rank."""
+        """Return the state after the step's round has ended on this rank."""
         return StepState(Phase.SHOWN, has_result)
 
     def watched(self, *, misses_more: bool) -> StepState:
-        """The program sees the gradients from now on, after `synchronize`."""
+        """Return the state after `synchronize` has shown the step's result to the program."""
         return self._replace(is_watched=True, misses_more=misses_more)
 
     def ahead(self) -> StepState:
-        """The rounds up to that of the step were applied to a copy of the model. The program sees the step's result."""
+        """Return the state after rounds, up to this step's, were applied to a copy of the model.
+
+        `grad` shows the program the step's result.
+        """
         return StepState(Phase.AHEAD, has_result=False, is_watched=True, misses_more=True)
 
     def applying(self, *, changed: bool) -> StepState:
-        """A step begins to apply the result. Raises RuntimeError if the program has `changed` a result that it must not.
+        """Return the state when `step` begins to apply the result. If the step fails, the program may change `grad`.
 
-        If the step fails later, the program may change the gradients, or leave them out.
+        Raises RuntimeError if the program has `changed` the result, although this rank has missed further rounds.
         """
         if changed and self.misses_more:
             raise RuntimeError(CHANGED_BY_HAND)
@@ -80,10 +83,10 @@ class StepState(NamedTuple):
         return StepState(phase, self.has_result)
 
     def left_out(self, *, had_late: bool) -> StepState:
-        """The program goes on without a step, by zero_grad or by another backward pass.
+        """Return the state after zero_grad, or another backward pass, has come instead of a step.
 
-        `had_late` says whether the step's gradients are late, or the result contains late ones. Raises RuntimeError if
-        the program has seen a result and leaves it out, although rounds were missed or `had_late` is True.
+        `had_late` says whether this rank's gradients are late, or the result contains late gradients of some rank.
+        Raises RuntimeError if the program had seen the result, and `had_late` is True or further rounds were missed.
         """
         if self.leaves_out and (self.misses_more or had_late):
             raise RuntimeError(LEFT_OUT)
@@ -91,25 +94,26 @@ class StepState(NamedTuple):
 
     @property
     def leaves_out(self) -> bool:
-        """Whether the program leaves out a result that it has seen if it goes on without a step."""
+        """Whether zero_grad, or another backward pass, would now drop a result that the program has seen."""
         return self.is_watched and self.waits_for_step
 
 
 class LateGradients(RoundApplier):
     """Combines an optimizer's gradients under a gradient policy. Implements `horovod_partial.runtime.appliers.AheadApplier`.
 
-    A late rank applies its missed rounds in its next step, or in a flush. If it has missed many while the program waits
-    for something else, it applies them to a copy of the model. With `missed="latest"` it gets only the newest result.
+    A late rank applies its missed rounds in its next step, or in a flush. While the program waits for something else,
+    the rank may miss more rounds than it can keep. Then it applies them at once, but to a copy of the model, because
+    the waiting program may still use the model. With `missed="latest"` a late rank gets only the newest result.
     """
 
     shares_work = False
 
     def _start(self) -> None:
         self._state = StepState()
-        self._is_by_hand = False  # whether the program has changed a round's result by hand, or has left one out
+        self._is_by_hand = False  # whether the program has changed a shown result, or has taken no step with it
         self._ahead = ParametersAhead()
-        # A round whose application failed in `apply_ahead`, for the next `step`: its results, and the steps per rank
-        # that they contain. None if there is no such round.
+        # A round that `apply_ahead` could not apply, for the next `step`: the results of its buckets, and how many
+        # steps per rank they contain, on average. None if there is no such round.
         self._left: tuple[list[torch.Tensor], float] | None = None
         self._has_told = False  # whether `gradient` has raised the error about too many backward passes
         self._replays = self._set.options.replays
@@ -144,7 +148,7 @@ class LateGradients(RoundApplier):
                 "backward_passes_per_step to accumulate gradients locally."
             )
         self._state = self._state.gradient()
-        self._enter()  # before the last pass, because a program may change parameters between two passes (SAM does)
+        self._enter()  # in the first pass: ranks compare parameters here, and SAM changes parameters between passes
         self._passes_left[parameter] -= 1
         if self._passes_left[parameter] > 0:
             return
@@ -165,7 +169,7 @@ class LateGradients(RoundApplier):
                 bucket.watch(copies=self._state.misses_more)
 
     def _wait(self) -> None:
-        """Arrive with the gradients that have not arrived, and wait for this step's round. Does so once in a step."""
+        """Arrive at the buckets that backward left incomplete, and wait for this step's round, once in a step."""
         if self._state.is_synchronized:
             return
         if not self._set.travels:
@@ -184,7 +188,7 @@ class LateGradients(RoundApplier):
         self._expect_gradients()
 
     def _wait_for_buckets(self) -> None:
-        """Wait for this step's round. Then take a result into `grad`: with replay the oldest untaken one."""
+        """Wait for this step's round. Then put a result into `grad`: with replay that of the oldest untaken round."""
         family = self._set.family
         with self._applying():
             unchanged = family.wait()
@@ -211,7 +215,7 @@ class LateGradients(RoundApplier):
         return self._show(True, steps=steps)
 
     def _apply_all(self, optimizer: Any, apply: Callable[[Any], None] | None = None) -> None:
-        """Apply all rounds that this rank can take, oldest first. With `_try_round`, stop after a failed round."""
+        """Apply all rounds that this rank can take, oldest first. Stop if `apply` fails, and so keeps its round."""
         while not (apply and self._left) and self._take_round():
             if self._is_by_hand:
                 self._is_by_hand = False
@@ -257,7 +261,7 @@ class LateGradients(RoundApplier):
             bucket.watched = None
 
     def _leave_out(self) -> None:
-        """Go on without a step. If `synchronize` has shown a result, no step will use it."""
+        """Drop the result that `synchronize` may have shown, because the program goes on without a step."""
         before, self._state = self._state, self._state._replace(has_result=False, is_watched=False)
         self._watch_no_more()
         self._is_by_hand |= before.leaves_out
@@ -291,7 +295,7 @@ class LateGradients(RoundApplier):
         if not self._replays and self._set.travels and self._set.is_current:
             has_result = self._set.family.collect()
             with self._gradients_kept():
-                if self._show(has_result, steps=0.0):  # 0 steps: learning rate schedules have counted its steps already
+                if self._show(has_result, steps=0.0):  # 0 steps: schedules have counted this rank's own steps already
                     self._apply_round(optimizer)
 
     @property
@@ -310,7 +314,7 @@ class LateGradients(RoundApplier):
         self._left = None
         self._restart()
 
-    # The methods from here on implement `horovod_partial.runtime.appliers.AheadApplier`, with some of the base class.
+    # The methods from here on, with some methods of the base class, implement `AheadApplier`.
 
     @property
     def is_under_way(self) -> bool:
@@ -358,10 +362,10 @@ class LateGradients(RoundApplier):
         return self._set.merging is None and all(bucket.handle is not None for bucket in self.buckets)
 
     def apply_ahead(self) -> None:
-        """Apply to a copy of the model all rounds that this rank can take. The next step or flush uses the copy.
+        """Apply to a copy of the model all rounds that this rank can take. In the next step or flush the copy counts.
 
-        If this step's gradients have arrived, nothing is applied before the step's round has ended. Then this round is
-        applied too, and each `grad` becomes the result that `synchronize` would show.
+        If this rank has already arrived with a step's gradients, this does nothing until that step's round has ended.
+        Then this round is applied too, and `grad` shows the step's result, same as after `synchronize`.
         """
         optimizer = self.wrapped
         with self._ahead.in_place_of(self._set.trained):
@@ -396,7 +400,7 @@ class LateGradients(RoundApplier):
             self._ahead.rounds += 1
         except Exception:  # noqa: BLE001 - if the round fails again, the program's own step raises the error
             self._left = left
-            self._set.family.disturb(1)  # the failed step may have written some parameters
+            self._set.family.disturb(1)  # count the round as lost: the failed step may have written parameters
 
 
 CHANGED_BY_HAND = (

@@ -24,11 +24,12 @@ from horovod_partial.torch.operations import runtime
 class Merging:
     """The gradients of one optimizer, and the plan by which they travel. A new plan may come between two steps.
 
-    This object belongs to one generation of Horovod. Gradient hooks call `gradient` in autograd's threads. The
+    Each optimizer makes a new object after each `hvd.init()`. Gradient hooks call `gradient` in autograd's threads. The
     application's thread calls all other methods, and never at the same time.
 
-    `names` has the trained parameters in the order of the model. `messages` are the buckets before there is a plan, and
-    `buckets` those of now, by name. `wire_bytes` returns how many bytes of a parameter's gradient travel.
+    `names` has the trained parameters in the order of the model. `messages` has the parameters of each bucket before
+    the first plan. `buckets` has those of the present buckets, by the bucket's name, which begins with `name`.
+    `wire_bytes` returns how many bytes of a parameter's gradient travel.
     """
 
     def __init__(
@@ -58,12 +59,11 @@ class Merging:
         self.buckets = {f"{prefix}.{index}": message for index, message in enumerate(messages)}
         owner = _attach.Owner()
         runtime.family(self._process_set, [*self.buckets, self._planner.meeting]).own(owner)
-        # Buckets of the previous plan end with their owner. The bucket where ranks wait for each other gets a new one.
-        self._owner = owner
+        self._owner = owner  # the previous plan's buckets end, because this drops their owner
 
     @property
     def plan(self) -> MergingPlan | None:
-        """The plan by which gradients travel now; None before there is one."""
+        """The plan by which gradients travel now; None before the first plan."""
         plan = self._planner.plan
         if plan is not None and plan.measured is None:
             times = self._steps.first()
@@ -83,7 +83,7 @@ class Merging:
         self._steps.record(self._positions[parameter])
 
     def synchronized(self) -> None:
-        """Note that all results of a step are there, so that the step's time ends."""
+        """Note that this rank has received all results of a step: the measured time of the step ends here."""
         self._due = self._steps.end_step() or self._due
 
     def is_due(self) -> bool:
@@ -94,7 +94,8 @@ class Merging:
     def replan(self, collectives: Collectives, flush: Callable[[], None]) -> bool:
         """Make a new plan of messages between two steps, after a call of `flush`. Returns whether `buckets` have changed.
 
-        If some rank does not come, the present messages stay for `replan_every` steps more; for ever if that is None.
+        If some rank is out of training, the present plan stays for `replan_every` further steps, or for ever if
+        `replan_every` is None.
         """
         if not collectives.everybody_is_here(self._planner.meeting):
             self._steps.begin_plan(self._options.replan_every)
@@ -119,7 +120,7 @@ class Collectives:
     """The collectives by which ranks plan merged gradients, in PyTorch.
 
     `reduce` sums a tensor under a name over the ranks, in the same way as the training, and waits. It returns False if
-    the sum lacks this rank's contribution. `device` holds the tensors that measure what a message costs.
+    the sum lacks this rank's contribution. The tensors by which ranks measure the cost of a message lie on `device`.
     """
 
     process_set: ProcessSet
@@ -127,9 +128,9 @@ class Collectives:
     device: torch.device
 
     def everybody_is_here(self, name: str) -> bool:
-        """Wait for all ranks. Returns False if some rank does not come, because it is out of training.
+        """Wait for all ranks. Returns False if some rank is out of training, for example in a flush or a join.
 
-        Call it before a flush: that rank may be in one. If that rank never called this, it raises HorovodInternalError.
+        So call this before a flush of all ranks. Raises HorovodInternalError if that rank has never called this.
         """
         model = torch.zeros(1, device="cpu")
         handle = arrive(model, model, name, Quorum(1.0), self.process_set)

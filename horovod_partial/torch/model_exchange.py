@@ -27,8 +27,8 @@ from horovod_partial.torch.operations import PartialHandle, runtime
 from horovod_partial.torch.round_steps import RoundSteps
 from horovod_partial.torch.wrapping import Exchange, Name
 
-# By the bytes of an element: the integers that its bits make, and the type of their sum. PyTorch adds integers of 32 bits in a
-# tenth of the time if the sum has 32 bits, too.
+# By the size of an element in bytes: the integer type as which a checksum reads the element, and the type of the sum.
+# PyTorch adds integers of 32 bits in a tenth of the time if their sum has 32 bits instead of 64.
 _INTEGERS = {
     1: (torch.int8, torch.int32),
     2: (torch.int16, torch.int32),
@@ -41,9 +41,9 @@ _INTEGERS = {
 class WeightedAverageInfo:
     """What went into an average by `hvd.WeightedAverage`.
 
-    The tuples are by rank: a rank's steps since the previous average, and the weight of its model, bit for bit the same
-    on every rank. `useful` is `wp_sgd.average_is_useful`: the bound is better than that of the fastest rank's model
-    alone. `converges` is `wp_sgd.average_converges`: the bound holds if such averages are repeated.
+    `steps` says by rank how many steps a rank took since the previous average, and `weights` how much its model counts.
+    All ranks have the same numbers. `useful` is `wp_sgd.average_is_useful`: the paper's error bound is better for the
+    average than for the fastest rank's model. `converges` is `wp_sgd.average_converges`: repeated averages keep it.
     """
 
     steps: tuple[int, ...]
@@ -84,7 +84,7 @@ class ModelExchange(models.ModelExchange, Exchange):
             raise ValueError("there is nothing to average: no parameter of the optimizer requires a gradient")
         self._name = Name(process_set, [names[p] for p in parameters])
         self._members = tuple(bucket_config.member(names[p], p.shape) for p in self._trained)
-        self._tenure = Tenure(runtime)  # the generation of Horovod in which the bucket was declared
+        self._tenure = Tenure(runtime)  # tells whether the bucket was declared since the last `hvd.init()`
         # The model, packed into one tensor. None before the first step, because until then the optimizer has no state.
         self._bucket: ModelBucket | None = None
         self._in_flight: PartialHandle | None = None
@@ -140,7 +140,7 @@ class ModelExchange(models.ModelExchange, Exchange):
         return loss
 
     def _present_checksums(self) -> torch.Tensor:
-        """Return for each parameter the sum of its elements, read as integers: the order of additions does not change it."""
+        """Return for each parameter the sum of its elements, read as integers, whose order does not change a sum."""
         sums = []
         for parameter in self._trained:
             integer, total = _INTEGERS[parameter.element_size()]
@@ -150,7 +150,7 @@ class ModelExchange(models.ModelExchange, Exchange):
     def _changed(self) -> str:
         """Return the name of a parameter that has changed since the average under way began; empty if there is none.
 
-        Checksums find almost every change, also by Horovod or through `parameter.data`, but none of buffers and state.
+        Checksums find almost every change, also by Horovod or through `parameter.data`. Buffers and state have none.
         """
         if self._checksums is None:
             return ""
@@ -166,7 +166,7 @@ class ModelExchange(models.ModelExchange, Exchange):
             )
 
     def settle(self) -> None:
-        self._end_average()  # a model that was loaded or broadcast takes the place of the average
+        self._end_average()  # this drops the average if the program has loaded or broadcast other parameters
 
     def _end_average(self) -> str:
         """Wait for the average under way, and write it. If a parameter has changed, return its name and write nothing."""

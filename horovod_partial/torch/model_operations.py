@@ -98,7 +98,7 @@ def arrive(
     """Arrive with a model at its bucket. The average goes to `output`, which has the model's shape and dtype.
 
     `Quorum(1.0)` makes a plain average over all ranks in training. `work` is the number of steps, or the iteration: it
-    decides the model's weight in the average. `members` are texts of the model's tensors, which ranks compare. Raises
+    decides the model's weight in the average. Ranks compare `members`, a text for each of the model's tensors. Raises
     ValueError if the tensor or the name is wrong, or before `init`.
     """
     check_kinds({"name": name, "process_set": process_set})
@@ -156,7 +156,10 @@ class ModelBucket:
 
 
 def signal(name: str, process_set: ProcessSet) -> None:
-    """Tell the other ranks of this call, by a round of a bucket. Only the first round waits for all ranks."""
+    """Tell the other ranks that this rank has called `signal`, by a round of the bucket `name`, without data.
+
+    Only the first round waits for all ranks.
+    """
     nothing = torch.zeros(1, device="cpu")  # the bucket is declared on the CPU, whatever PyTorch's default device is
     config = make_config(
         dtype=nothing.dtype, shape=tuple(nothing.shape), size=runtime.size_of(process_set), **bucket_config.of_signals()

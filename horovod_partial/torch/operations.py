@@ -112,11 +112,10 @@ def join(device: int | None = None) -> int:
 def flush(process_set: ProcessSet = global_process_set) -> None:
     """Wait until every rank flushes, and all late contributions have been delivered.
 
-    The rounds that this rank has missed are applied, for the optimizers of the calling thread and of threads that have
-    ended. A warning tells where an idle thread has left rounds of another one. The results of other missed rounds come
-    with the next operation of the same name. Ranks that have joined need not call this. A rank that has used no partial
-    collective in this process set need not call it either, and does not wait if it does. Threads that call this at the
-    same time take turns.
+    This applies missed rounds, for optimizers whose last step was taken by the calling thread, or by a thread that has
+    ended. If an optimizer of another, idle thread has missed rounds, a warning says so. Outside optimizers a missed
+    result comes with the next operation of the same name. Ranks that have joined, or have used no partial collective in
+    this process set, need not call this. Threads that call this at the same time take turns.
 
     Raises:
         AssertionError: an optimizer applies a round, as in a round hook, or a micro-batch of `hvd.WorkSharing` lacks its
@@ -293,7 +292,7 @@ def empty_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check_call(tensor: torch.Tensor, name: str | None) -> str:
-    """Check the name, and what may differ between tensors of equal dtype and shape. Returns the name."""
+    """Raise ValueError if the name is wrong, or the tensor is not contiguous or needs a gradient. Returns the name."""
     if not is_name(name) or not name:
         check_kinds({"name": name})
         raise ValueError("a partial collective needs a name, the same in every round: pass name=")

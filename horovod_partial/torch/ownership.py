@@ -21,7 +21,7 @@ _owners: Any = WeakTensorKeyDictionary()
 
 
 class _Ownership:
-    """That a wrapped optimizer owns parameters. The parameters refer to this object, and it refers weakly to the wrapper.
+    """Records which wrapped optimizer owns some parameters. Refers weakly to that wrapper, which may be deleted.
 
     Until the wrapper is used for the first time, each parameter has a hook which checks that the wrapper still exists.
     """
@@ -41,7 +41,7 @@ class _Ownership:
             self._hooks.pop().remove()
 
     def _check(self, _: Any) -> None:
-        """Raise RuntimeError if the wrapper was deleted, and has a task. Autograd's threads call this in backward."""
+        """Raise RuntimeError in backward if the wrapper was deleted, and other ranks need this rank's gradients."""
         if self.optimizer() is not None or not runtime.is_initialized():
             return
         if self._process_set.included() and not runtime.is_alone(self._process_set):
@@ -84,7 +84,7 @@ def take_over(optimizer: Any, process_set: ProcessSet) -> None:
 
 
 def require_ownership(optimizer: Any) -> None:
-    """Raise RuntimeError if a later wrapper has taken over parameters of this optimizer. Note that it is used."""
+    """Raise RuntimeError if a later wrapper has taken over parameters of this optimizer. Else end the hooks' checks."""
     if optimizer.gives_way:
         raise RuntimeError(
             "a later hvd.DistributedOptimizer was made for parameters of this one, and reduces their gradients: take steps with "

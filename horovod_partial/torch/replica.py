@@ -119,7 +119,7 @@ class _Plan:
         self._arrays = arrays
 
     def put(self, value: Any, own: Any, device: torch.device) -> Any:
-        """Return what takes the place of `own`: if it can be overwritten, `own`, since other objects may hold it."""
+        """Return what takes the place of `own`: `own` itself if it can be overwritten, as other objects may hold it."""
         if isinstance(value, _Tensor):
             return self._put_tensor(value, own, device)
         if isinstance(value, _Parts):
@@ -173,7 +173,7 @@ def _arrays_of(values: Iterable[tuple[Key, Any]]) -> dict[Key, Array]:
 
 
 def _taken(key: Key, value: Any) -> tuple[Any, dict[Key, Array]]:
-    """Return what `_take_apart` returns, and the bytes of the tensors within. A value is left out whole, or not at all."""
+    """Return what `_take_apart` returns, and the bytes of the tensors within; or an `_Own` if a part cannot be sent."""
     arrays: dict[Key, Array] = {}
     try:
         return _take_apart(value, key, arrays), arrays
@@ -206,7 +206,7 @@ def _take_apart(value: Any, key: Key, arrays: dict[Key, Array]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as it is. Raises TypeError if it is neither a number, a word nor the like, nor a sequence of them."""
+    """Return a value unchanged. Raises TypeError unless it is of a type in `_PLAIN`, or a sequence of such values."""
     if type(value) in (list, tuple, torch.Size):
         return type(value)(map(_plain, value))
     if not isinstance(value, _PLAIN):
@@ -214,7 +214,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-@functools.cache  # so each value is told of once
+@functools.cache  # so that there is one warning about each value
 def _tell_of_own(key: Key, kind: str) -> None:
     log.logger.warning(
         "flushes neither compare nor heal the %s, because a value like this cannot be sent: %s. Each rank keeps its own",
@@ -224,7 +224,7 @@ def _tell_of_own(key: Key, kind: str) -> None:
 
 
 def _can_be_overwritten(tensor: torch.Tensor) -> bool:
-    """Whether a tensor takes other contents. Expanded ones, for example, have several elements in one place."""
+    """Whether a tensor can be written. Expanded tensors cannot: several of their elements share one place in memory."""
     try:
         tensor.copy_(tensor.clone())
     except (RuntimeError, NotImplementedError):

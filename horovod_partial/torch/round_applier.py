@@ -21,7 +21,7 @@ from horovod_partial.torch.wrapping import Exchange
 
 
 class RoundApplier(Exchange, ABC):
-    """Combines an optimizer's gradients over the ranks in rounds. Base class of the two ways to do so.
+    """Base class of `LateGradients` and `SharedGradients`: combines an optimizer's gradients over the ranks in rounds.
 
     Only the thread that takes the optimizer's steps uses this object, apart from gradient hooks (see `BucketSet`).
     `unscales` says whether contributions are divided by the scale of `grad_scaler`. If so, rounds with gradients that
@@ -40,7 +40,7 @@ class RoundApplier(Exchange, ABC):
         self.round_steps = round_steps
         self.overflows: list[bool] = []
         self.unscales = buckets.options.unscaled
-        self.is_applying = False  # whether a round is being applied or waited for; if so, none is applied ahead
+        self.is_applying = False  # whether a round is being applied or waited for; if so, waits apply no rounds
         self._set = buckets
         self._wrapped: weakref.ref[Any] | None = None
         self._grad_scaler = grad_scaler
@@ -52,7 +52,7 @@ class RoundApplier(Exchange, ABC):
 
     @abstractmethod
     def _start(self) -> None:
-        """Make what the subclass needs, and take gradients and rounds from now on. The constructor ends with this call."""
+        """Set up the state and the gradient hooks of the subclass. The constructor calls this last."""
 
     def belong_to(self, optimizer: Any) -> None:
         self._wrapped = weakref.ref(optimizer)
@@ -68,7 +68,7 @@ class RoundApplier(Exchange, ABC):
 
     @property
     def family(self) -> GradientFamily | None:
-        """The buckets if they were named in this generation of Horovod, and their process set exists; else None."""
+        """The optimizer's buckets; None if not named since the last `hvd.init()`, or without their process set."""
         is_there = self._set.is_current and self.process_set.process_set_id is not None
         return self._set.family if is_there and self.buckets else None
 
@@ -80,7 +80,7 @@ class RoundApplier(Exchange, ABC):
         return ReplicaState(optimizer, self._set.names, self.round_steps.followers)
 
     def _present_scale(self) -> float:
-        """Return by what contributions are divided now: the scale of the GradScaler, or 1."""
+        """Return what contributions are divided by now: the scale of the GradScaler, or 1."""
         return self._grad_scaler.get_scale() if self.unscales and self._grad_scaler is not None else 1.0
 
     @abstractmethod
@@ -93,7 +93,7 @@ class RoundApplier(Exchange, ABC):
         return gradients > 0 and self._show(True, steps=runtime.steps_of(family, gradients))
 
     def _show(self, has_result: bool, *, steps: float) -> bool:
-        """Let each `grad` be what its bucket holds, from `steps` steps per rank on average. Returns `has_result`."""
+        """Let `grad` show the result of a round of `steps` steps per rank, on average. Returns `has_result`."""
         self._steps_in_round = steps
         self._set.show()
         return has_result

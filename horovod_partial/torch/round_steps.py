@@ -23,8 +23,8 @@ class RoundSteps:
     A late rank applies several rounds in one call of `step`, and every rank must treat a round alike. Code that the
     user puts around `step` runs only once per call. Code that is given to this class runs for each round.
 
-    The arguments are those of `hvd.DistributedOptimizer`. None does not clip. A bound that is not above 0, or another
-    type, raises ValueError. The newest round contains `steps` steps per rank, on average.
+    The arguments are those of `hvd.DistributedOptimizer`; None means no clipping, or no transform. A bound of 0 or
+    less, or a wrong type, raises ValueError. The newest round contains `steps` steps per rank, on average.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ def follow_rounds(scheduler: LRScheduler, every: int = 1) -> LRScheduler:
         for _ in range(before, _whole(follower._steps / every)):
             base.step(follower)
 
-    # Replace the schedule's `step` in a subclass. An attribute would be in its state_dict, which may hold no function.
+    # Replace `step` by a subclass. A function in an attribute of the schedule would be saved in its state_dict.
     follower: Any = scheduler
     follower.__class__ = type(base.__name__, (base,), {"step": step, "_follows_rounds": True})
     follower._steps = 0.0  # PyTorch saves and loads this attribute with the schedule's state

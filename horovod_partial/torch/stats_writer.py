@@ -25,9 +25,9 @@ class PartialStatsWriter:
     The tags are `horovod_partial/late`: the share of this rank's arrivals that came too late, 0 to 1;
     `horovod_partial/fresh`: the mean number of ranks that were on time for a round; `horovod_partial/staleness`: the mean
     staleness of contributions, in rounds; `horovod_partial/waited_seconds`: how long this rank waited for results.
-    `hvd.Full()` has no rounds. If ranks are watched (`hvd.watch`), rank 0 also writes `horovod_partial/slow_ranks`: how many
-    ranks are slow; and `horovod_partial/slowness`: how many times as long as the median rank the slowest one of them
-    computes, or 1.
+    `hvd.Full()` has no rounds. If ranks are watched (`hvd.watch`), rank 0 also writes `horovod_partial/slow_ranks`: the
+    number of slow ranks; and `horovod_partial/slowness`: the compute time of the slowest of these ranks divided by that
+    of the median rank, or 1 if no rank is slow.
 
     Args:
         writer: a `torch.utils.tensorboard.SummaryWriter` of this rank, or any object with the same `add_scalar`.
