@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from horovod_partial.metrics.job import JobMetrics
 
 _MOST_CONNECTIONS = 16  # further ones are closed at once
-_PATIENCE_SECONDS = 10.0  # for a client that has connected and says nothing
+_PATIENCE_SECONDS = 10.0  # a client that has connected, and sends nothing for this time, is disconnected
 _POLL_SECONDS = 0.05  # how often the server looks whether it must end
 
 
@@ -38,7 +38,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a client that has gone, or is too slow."""
+        """Log nothing about a client that has gone, or is too slow."""
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._free.acquire(blocking=False):
@@ -74,7 +74,7 @@ class Endpoint:
             raise
 
     def close(self) -> None:
-        """End the server, and free the port. When this returns, no thread reads the job, or ever will."""
+        """End the server, and free the port. After this call no thread of the server reads the job's metrics."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

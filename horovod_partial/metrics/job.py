@@ -64,7 +64,7 @@ class JobMetrics(Collector):
         self._statistics = statistics
         # Counts of all buckets. Those of a bucket stay in the totals when the bucket has ended with its optimizer.
         self._totals: dict[str, Counter[tuple[tuple[str, str], ...]]] = {name: Counter() for name in _COUNTED}
-        self._before: dict[tuple[int, str, str, int], int] = {}  # what each bucket had counted at the last look
+        self._before: dict[tuple[int, str, str, int], int] = {}  # the counts of each bucket at the last collection
         self._lock = threading.Lock()  # guards _is_open, and is held while the job is read
         self._is_open = True
 
@@ -74,7 +74,7 @@ class JobMetrics(Collector):
             return [metric for metric in self._metrics() if metric.samples] if self._is_open else []
 
     def close(self) -> None:
-        """Wait until no thread reads the job. None ever will from now on."""
+        """Wait until no thread reads the job. After this call no thread reads it again."""
         with self._lock:
             self._is_open = False
 

@@ -18,18 +18,17 @@ from rich.text import Text
 
 from horovod_partial.metrics.job import PREFIX
 
-WINDOW_SECONDS = 30.0  # rates are means over as long: a step may take longer than two looks are apart
-_PATIENCE_SECONDS = 60.0  # for a job that does not answer any more: an elastic job may begin anew
-_BEGINS_SECONDS = 1.0  # between two looks for a job that has not begun
-_TIMEOUT_SECONDS = 10.0  # for an answer of rank 0
+WINDOW_SECONDS = 30.0  # shown rates are means over this time, because a step may take longer than the time of a frame
+_PATIENCE_SECONDS = 60.0  # how long to wait for a job that answers no more, because an elastic job may restart
+_BEGINS_SECONDS = 1.0  # the pause between two attempts to reach a job that has not begun
+_TIMEOUT_SECONDS = 10.0  # how long to wait for an answer of rank 0
 
 
 @dataclass(frozen=True)
 class Scrape:
     """The metrics of a job at one time.
 
-    `time` is in seconds of a clock that does not go back. `values` has each metric's values by labels, without the
-    prefix.
+    `time` is in seconds of a monotonic clock. `values` has each metric's values by labels; names lack the prefix.
     """
 
     time: float
@@ -37,7 +36,7 @@ class Scrape:
 
     @classmethod
     def parse(cls, text: str, now: float) -> Scrape:
-        """Read metrics in Prometheus's text format. Raises ValueError if they are in another one, or no job's."""
+        """Read metrics in Prometheus's text format. Raises ValueError for other texts, and metrics of no such job."""
         values: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -47,12 +46,12 @@ class Scrape:
         return cls(now, values)
 
     def of(self, name: str, **labels: str) -> float | None:
-        """Return the value of a metric with these labels, and any others. None if there is no such value."""
+        """Return the value of a metric with at least these labels. None if there is no such value."""
         wanted = set(labels.items())
         return next((value for of, value in self.values.get(name, {}).items() if wanted <= of), None)
 
     def label(self, name: str, wanted: str, **labels: str) -> str:
-        """Return one label of a metric with these labels. Empty if there is no such metric."""
+        """Return the label `wanted` of a metric with at least these labels. Empty if there is no such metric."""
         given = set(labels.items())
         return next((dict(of).get(wanted, "") for of in self.values.get(name, {}) if given <= of), "")
 
@@ -67,7 +66,7 @@ def read(address: str) -> Scrape:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"{address!r} is not of the form HOST:PORT")
-    # A cluster's proxy does not reach its own hosts.
+    # Use no proxy, because the proxy of a cluster does not reach the cluster's own hosts.
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(f"http://{address}/metrics", timeout=_TIMEOUT_SECONDS) as answer:
@@ -80,7 +79,7 @@ def read(address: str) -> Scrape:
 
 
 def wait(scrape: Callable[[], Scrape], tell: Callable[[], None], pause: Callable[[float], None] = time.sleep) -> None:
-    """Return when a job listens. Call `tell` once if none does yet.
+    """Wait until a job listens. If no job does at first, call `tell` once.
 
     Raises OSError if the host is unknown, or does not answer, and ValueError if the answer is not a job's.
     """
@@ -99,7 +98,7 @@ def wait(scrape: Callable[[], Scrape], tell: Callable[[], None], pause: Callable
 def frames(
     scrape: Callable[[], Scrape], seconds: float, pause: Callable[[float], None] = time.sleep
 ) -> Iterator[Group]:
-    """Yield what to show, each `seconds`. Ends when the job has not answered for a minute.
+    """Yield a new table every `seconds` seconds. Ends when the job has not answered for a minute.
 
     Raises OSError if nothing answers at first, and ValueError if the answer is not a job's.
     """
@@ -164,7 +163,7 @@ def _late(before: Scrape, after: Scrape, rank: str) -> float | None:
 
 
 def _per_second(before: Scrape, after: Scrape, name: str, **labels: str) -> float | None:
-    """Return how fast a counter grows. A counter that went back has begun anew, in an elastic job."""
+    """Return how fast a counter grows. A counter that has become smaller began at 0 again: the elastic job restarted."""
     now, then = after.of(name, **labels), before.of(name, **labels)
     if now is None:
         return None

@@ -14,7 +14,7 @@ from horovod_partial.runtime import healing
 
 
 class _Token:
-    """Each thread has one, which dies with the thread."""
+    """An object that exists once for each thread, and is freed when the thread ends."""
 
 
 class _OfThread(threading.local):
@@ -33,11 +33,11 @@ def this_thread() -> Thread:
 
 
 class Applier(Protocol):
-    """An optimizer's exchange, seen by the runtime: it applies the results of a family (the optimizer's buckets).
+    """What the runtime needs of the object that combines an optimizer's gradients over the ranks (its exchange).
 
-    `family` is None before the optimizer has declared buckets. `is_under_way` is True while gradients wait for a step;
-    a flush then applies no rounds of the optimizer. The thread `thread` took the last step. A flush compares `replica`
-    with other ranks; None compares nothing. `shares_work` is True for a `Sharer`. `is_applying` is True while a round is
+    `family` is the optimizer's buckets, or None before they are named. `is_under_way` is True while gradients wait for
+    a step; a flush then applies no rounds of the optimizer. The thread `thread` took the last step. After a flush ranks
+    compare `replica`, unless it is None. `shares_work` is True for a `Sharer`. `is_applying` is True while a round is
     applied or waited for, within a step or a flush.
     """
 
@@ -58,17 +58,17 @@ class Applier(Protocol):
     def is_under_way(self) -> bool: ...
 
     def declare(self) -> None:
-        """Declare the buckets before the first step, if they are known by then. Other ranks may train in a join."""
+        """Declare the buckets before a join, if they are known, because other ranks may use them during the join."""
 
     def apply_rounds(self) -> None:
         """Apply all rounds that this rank can take, oldest first."""
 
 
 class AheadApplier(Applier, Protocol):
-    """An optimizer's exchange, seen by waits: it can apply rounds to a copy of the model.
+    """An `Applier` that can apply rounds to a copy of the model, while the program waits for something else.
 
-    `applies_ahead` says whether `apply_ahead` may be called now, and `is_ahead` whether it has applied rounds that are
-    not in the model yet.
+    `applies_ahead` says whether `apply_ahead` may be called now. `is_ahead` says whether the copy contains rounds that
+    the model lacks.
     """
 
     @property
@@ -78,16 +78,14 @@ class AheadApplier(Applier, Protocol):
     def is_ahead(self) -> bool: ...
 
     def apply_ahead(self) -> None:
-        """Apply the rounds that this rank can take to a copy of the model, while the program waits for something else.
-
-        The model itself changes only in the next step or flush.
-        """
+        """Apply all rounds that this rank can take to the copy. The model changes only in the next step or flush."""
 
 
 class Sharer(Applier, Protocol):
-    """An optimizer's exchange under `hvd.WorkSharing`, seen by the runtime. Flushes and joins interrupt its work.
+    """An `Applier` under `hvd.WorkSharing`. Flushes and joins interrupt its work.
 
-    `begun` is the number of the micro-batch that has begun, within the update after `rounds` ones; None if there is none.
+    `begun` is the number of the micro-batch that this rank has begun in the open update; None if there is none.
+    `rounds` is the number of updates before the open one.
     """
 
     @property
@@ -97,7 +95,7 @@ class Sharer(Applier, Protocol):
     def rounds(self) -> int: ...
 
     def leave(self) -> None:
-        """Let other ranks make the micro-batch that this rank has begun, before this rank flushes, joins or ends.
+        """Let other ranks compute the micro-batch that this rank has begun, before this rank flushes, joins or ends.
 
         Raises AssertionError if some gradients of the micro-batch exist already.
         """
@@ -107,7 +105,7 @@ class Sharer(Applier, Protocol):
 
 
 class Averager(Protocol):
-    """An optimizer's exchange of models, seen by the runtime. Its averages may run beside the program's own work.
+    """What the runtime needs of the object that averages an optimizer's model, maybe beside the program's own work.
 
     The thread `thread` took the last step.
     """
@@ -119,11 +117,11 @@ class Averager(Protocol):
 
 
 class Meanwhile:
-    """Takes rounds of a thread's optimizers while the thread waits for something else.
+    """Lets a thread's optimizers apply missed rounds while the thread waits for something else.
 
-    Rounds are taken when `replay_limit - 1` have been missed, because the core adds up what is beyond `replay_limit`, and
-    when the thread has waited for a second, because other ranks may wait for this rank in a round hook. The thread has
-    waited for `waited` seconds already.
+    They do so when `replay_limit - 1` rounds were missed, because the core would add up rounds beyond `replay_limit`.
+    They also do so when the thread has waited for a second, because other ranks may wait for this rank in a round hook.
+    The thread has waited for `waited` seconds already.
     """
 
     def __init__(self, appliers: Iterable[AheadApplier], waited: float) -> None:
@@ -132,11 +130,11 @@ class Meanwhile:
 
     @property
     def drainings(self) -> list[_attach.Draining]:
-        """The objects that tell the core that the thread waits; empty if it has no optimizer that can take rounds."""
+        """The objects that tell the core that the thread waits, one for each optimizer that can apply rounds now."""
         return [draining for _, draining in self._appliers]
 
     def apply(self) -> None:
-        """Take rounds of each optimizer for which the core says that rounds are due."""
+        """Let each optimizer apply its missed rounds, if the core says that this is due."""
         for applier, draining in list(self._appliers):
             if draining.is_due:
                 applier.apply_ahead()

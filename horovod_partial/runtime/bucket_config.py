@@ -35,8 +35,8 @@ def arguments(
     `missed` says what becomes of missed results: `"sum"`, `"latest"` or `"replay"`. `late` says what becomes of late
     contributions: `"accumulate"`, `"discard"` or `"keep"`; `drop_nonfinite` drops them if they are not finite.
     `weights` says how models are weighted: `"uniform"`, `"staleness"` or `"contraction"`, with the factor
-    `weight_parameter`. `members` are the tensors in the bucket, each a text of `member`. `agreed` says in words what
-    else must be the same on all ranks. Round 0 compares both.
+    `weight_parameter`. `members` has a text from `member` for each tensor in the bucket. `agreed` says in words what
+    else must be the same on all ranks. In round 0 ranks compare `members` and `agreed`.
 
     Raises ValueError if an argument is wrong, or if `size` is None, Horovod's answer for an unknown process set.
     """
@@ -76,7 +76,7 @@ def member(name: str, shape: Sequence[int]) -> str:
 def missed_by(policy: Policy | SharedUpdates, *, replays: bool) -> str:
     """Return what becomes of the results that a rank has missed, in the core's words: `latest`, `replay` or `sum`.
 
-    `replays` says whether each of these results can be applied by itself. Otherwise there is one result, their sum.
+    `replays` says whether the front end can apply each missed result by itself, or takes only their sum.
     """
     if isinstance(policy, LateGradients) and policy.missed == "latest":
         return "latest"

@@ -24,7 +24,8 @@ from horovod_partial.runtime import bucket_config
 from horovod_partial.settings import settings
 
 _INT32 = 4  # Horovod's number for the type int32
-_FAMILIES = 32  # ranks compare the replicas of at most this many families in one round; more families take more rounds
+# A family is the buckets of one optimizer. Ranks compare the replicas of at most this many families in one round.
+_FAMILIES = 32
 _WORDS = 8  # the number of 32-bit words by which a rank describes one family and its replica to other ranks
 _CHUNK = 1 << 18  # the number of 32-bit words of a replica that travel in one round, when replicas are made equal
 _LENGTH = 8  # the number of bytes that are sent before a replica's data, and tell the data's length
@@ -131,8 +132,8 @@ class Meeting:
     """The exchange of messages in which the ranks of a process set compare their replicas.
 
     Only the thread that flushes compares replicas. The messages travel in two buckets, FACTS and VALUES, which exist as
-    long as the process set.
-    `submit` and `family` are those of `Runtime`, for the process set. `rank` and `size` are those of the process set.
+    long as the process set. `submit` and `family` are those of `Runtime`, for this process set, whose `rank` and `size`
+    are given.
     """
 
     submit: Callable[..., _attach.Handle]
@@ -141,7 +142,7 @@ class Meeting:
     size: int
 
     def open(self) -> None:
-        """Begin round 0 of FACTS and VALUES, to declare these buckets before any rank can end. Does not wait for it."""
+        """Begin round 0 of FACTS and VALUES, to declare these buckets before any rank can end. Does not block."""
         for name, size in ((FACTS, self.size * _FAMILIES * _WORDS), (VALUES, _CHUNK)):
             self.post(name, np.zeros(size, np.int32))
 
@@ -212,7 +213,7 @@ class Meeting:
 
 
 class Introduction:
-    """Compares the parameters that ranks begin to train with, by hashes in the bucket `name`. Ranks without any take part."""
+    """Compares, by hashes in the bucket `name`, the parameters with which ranks begin to train. Some may have none."""
 
     def __init__(self, meeting: Meeting, name: str, parameters: Mapping[Key, Array]) -> None:
         mine = np.zeros(meeting.size, np.int32)
@@ -224,7 +225,7 @@ class Introduction:
         """Log a warning if the ranks began with different models. Returns False before all hashes are there.
 
         It never waits, because a rank that had joined may begin much later than the others. With `claims` the calling
-        thread arrives at the meeting's buckets from now on, since a gradient hook may have begun them on another one.
+        thread is to arrive at the meeting's buckets, even if a gradient hook has opened the meeting in another thread.
         """
         if self._start is None:
             return True
@@ -252,11 +253,11 @@ class Introduction:
 def compare(
     meeting: Meeting, replicas: Sequence[tuple[_attach.Family, Replica]], joined: Container[str] = frozenset()
 ) -> None:
-    """Compare the replicas of all ranks after a flush. Where they differ, give all ranks the values of one.
+    """Compare the replicas of all ranks after a flush. If replicas differ, give all ranks the values of one rank.
 
-    `joined` has the first name of each family that has lost rounds on this rank in the join that this flush ends. Where
-    only such replicas differ from the source, nothing is logged or raised. Otherwise all ranks with a replica that
-    differed raise RuntimeError under `HOROVOD_PARTIAL_HEAL=raise`.
+    A rank that loses rounds in a join must differ afterwards, and no message tells of such differences. `joined` names
+    the optimizers that have lost rounds on this rank in the join that this flush ends, each by its first bucket. Other
+    differences are logged, or under `HOROVOD_PARTIAL_HEAL=raise` all ranks with such a replica raise RuntimeError.
     """
     try:
         _compare(meeting, replicas, joined)
@@ -284,7 +285,7 @@ def _compare(meeting: Meeting, replicas: Sequence[tuple[_attach.Family, Replica]
     found = []
     for name, facts in sorted(differing.items()):
         members = {rank: of_rank for rank, of_rank in facts.items() if (rank, name) in finite}
-        if len(members) < 2:  # skip a replica that fewer than 2 ranks still compare: other flushes were interrupted
+        if len(members) < 2:  # skip a replica that fewer than 2 ranks still compare: flushes of other ranks failed
             continue
         source = source_of(members, {rank: finite[rank, name] for rank in members})
         data = None
@@ -316,21 +317,21 @@ class _Finding(NamedTuple):
     name: int
     source: int
     members: dict[int, Facts]
-    apart: dict[Key, float]  # for each array that differed: how far this rank's was from that of rank `source`
+    apart: dict[Key, float]  # for each array that differed: the largest difference from that of rank `source`
     keys: list[Key]  # the keys of all tensors of the replica
 
     @property
     def is_of_join(self) -> bool:
-        """Whether all ranks with another replica than the source have lost rounds in the join before this flush."""
+        """Whether all ranks that differed from rank `source` have lost rounds in the join that this flush ends."""
         of_source = self.members[self.source]
         others = [m for m in self.members.values() if (m.values, m.numbers) != (of_source.values, of_source.numbers)]
         return all(facts.joined for facts in others)
 
     @property
     def row(self) -> list[int]:
-        """What this rank tells the others: name, number of arrays that differed, index of the first one, and bits.
+        """What this rank tells the others: the hash of the family's name, how many arrays differed, and two numbers.
 
-        The bits are those of the largest difference, as float32.
+        These are the index of the first differing array in `keys`, and the largest difference, as bits of a float32.
         """
         first = next((index for index, key in enumerate(self.keys) if key in self.apart), 0)
         bits = np.float32(max(self.apart.values(), default=0.0)).view(np.int32)

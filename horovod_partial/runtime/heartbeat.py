@@ -21,9 +21,9 @@ def begin(rank: int, size: int, gather: Gather) -> _attach.Monitor | None:
     """Begin to watch the other ranks (on rank 0), or rank 0 (on the others), by heartbeats. All ranks must call this.
 
     Ranks are watched until the returned monitor is dropped. `gather` sends a text to all ranks, and returns all texts
-    by rank. Returns None if the settings ask for no heartbeats, or there is only one rank. If some rank cannot
-    reach rank 0, the result is None too; but if the job is to end when a rank is missing, every rank raises ValueError,
-    with the ranks and the addresses.
+    by rank. Returns None if the settings ask for no heartbeats, or there is only one rank, or some rank cannot reach
+    rank 0. In this last case every rank raises ValueError instead if HOROVOD_PARTIAL_ABORT_SECONDS is set; the message
+    names the ranks and the addresses.
     """
     config = settings()
     if size == 1 or not (config.abort_seconds or config.stall_seconds or config.watches_steps):

@@ -10,7 +10,7 @@ Raw = dict[str, dict[str, Any]]  # counts of rounds, arrivals and waits in the C
 
 
 class Progress:
-    """Tells what has happened to the rounds since it was last asked. For logs.
+    """Tells, for logs, what has happened to the rounds since the last call of `since`.
 
     `read` returns the counts of all buckets since they were declared. `rank` is this rank's number in the process set.
     """
@@ -63,8 +63,8 @@ class Progress:
 def slowness_now(ranks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return how many ranks are slow, for logs, from the result of `Runtime.watched_ranks`.
 
-    `slow_ranks` is the number of slow ranks. `slowness` is how many times as long as the median rank the slowest of
-    them computes, or 1. The dictionary is empty if no rank is watched.
+    `slow_ranks` is the number of slow ranks. `slowness` is the compute time of the slowest rank divided by that of the
+    median rank, or 1 if no rank is slow. The dictionary is empty if no rank is watched.
     """
     slowness = [rank["slowness"] for rank in ranks]
     return {"slow_ranks": sum(factor > 1 for factor in slowness), "slowness": max(slowness)} if slowness else {}

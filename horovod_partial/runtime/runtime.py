@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 HANDLE = Any  # an `_attach.Handle`, by which a thread waits for the result of an arrival
 
 _POLL_SECONDS = 1e-3  # the pause between two polls in a wait for a collective of Horovod's, same as in Horovod
-_IDLE_SECONDS = 1.0  # another thread counts as idle if its optimizer stays as it is for this time of a flush or join
-_BUSY_SECONDS = 10.0  # a flush or join goes on after this time if another thread has not become idle, but trains on
+_IDLE_SECONDS = 1.0  # a flush or join takes another thread for idle if its optimizer does nothing for this time
+_BUSY_SECONDS = 10.0  # a flush or join waits no longer than this for another thread to become idle
 
 
 class Runtime:
     """A framework's Horovod with this package's hooks installed.
 
     `mpi_ops` is Horovod's module of that framework. `library` is the path of the shared object with Horovod's core.
-    `waits_are_told` says whether the front end tells of waits for Horovod, by `in_horovods_wait` and `asks_horovod`.
+    `waits_are_told` says whether the front end reports waits for Horovod, by `in_horovods_wait` and `asks_horovod`.
     Raises ImportError, and changes nothing, if this package was built for a Horovod with other features, or the hooks
     do not fit.
     """
@@ -58,14 +58,14 @@ class Runtime:
         self._process_sets = {0}  # numbers of the process sets that may have had rounds: shutdown and exit flush them
         self._begun = Tenure(self)
         self._observed = Tenure(self)
-        self._agreed = Tenure(self)  # the generation of Horovod that `init` has made ready; _init_lock guards it
+        self._agreed = Tenure(self)  # tells whether `init` was called already; _init_lock guards it
         self._init_lock = threading.Lock()
         # The optimizers' exchanges that take part in flushes. Guarded by _appliers_lock.
         self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()
-        # Those that apply rounds ahead, while their thread waits for something else; the same lock guards them.
+        # Those that may apply rounds to a copy of the model while their thread waits; the same lock guards them.
         self._ahead_appliers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._averagers: weakref.WeakSet[Any] = weakref.WeakSet()  # exchanges of models; the same lock guards them
-        self._told: weakref.WeakSet[Any] = weakref.WeakSet()  # the appliers of which `_warn_of_others` has told
+        self._told: weakref.WeakSet[Any] = weakref.WeakSet()  # appliers that `_warn_of_others` has warned of
         self._appliers_lock = threading.Lock()
         self._flushing: dict[int, threading.RLock] = {}  # by process set, the lock that a thread has while it flushes
         self._monitor: _attach.Monitor | None = None  # sends and receives heartbeats; None if there are none
@@ -73,7 +73,7 @@ class Runtime:
         self.notes_waits = False  # whether a recording of this rank or a watch over its steps has ever begun
         # The objects that compare replicas after a flush, by process set. Guarded by _meetings_lock.
         self._meetings: dict[int, healing.Meeting] = {}
-        self._has_met = Tenure(self)  # the generation of Horovod in which the objects in `_meetings` were made
+        self._has_met = Tenure(self)  # tells whether `_meetings` were made since the last `init`
         self._meetings_lock = threading.Lock()
         # `takes_no_rounds` is True on a thread while it is in a join, or in an exit handler.
         self._thread = threading.local()
@@ -85,7 +85,7 @@ class Runtime:
 
     @property
     def generation(self) -> int:
-        """The number of the generation. It differs after each initialisation of Horovod; 0 while Horovod is down."""
+        """A number that is different after each initialisation of Horovod, and 0 while Horovod is down."""
         return self.core.generation
 
     def init(self, *args: Any, **kwargs: Any) -> None:
@@ -144,9 +144,9 @@ class Runtime:
     def watched_ranks(self) -> list[dict[str, Any]]:
         """On rank 0, return what is known of each rank whose steps are watched. Empty on other ranks.
 
-        The keys are `steps`; `compute_seconds` of these steps; `bytes` handed over for reduction; `slowness`: how many
-        times as long as the median rank it computes, 1 if it is not slow; `kind`: in what way it is slow; and where Linux
-        tells them, `processors`, `throttled`, `stolen` and `pressure` (`docs/slow-ranks.md`, Metrics).
+        The keys are `steps`; `compute_seconds` of these steps; `bytes` handed over for reduction; `slowness`: the
+        rank's compute time divided by that of the median rank, or 1 if the rank is not slow; `kind`: in what way it is
+        slow; and on Linux `processors`, `throttled`, `stolen` and `pressure` (`docs/slow-ranks.md`, Metrics).
         """
         monitor = self._monitor
         return [] if monitor is None else monitor.ranks()
@@ -177,7 +177,7 @@ class Runtime:
             log.logger.error("this rank is not recorded: %s", error)
 
     def record(self, directory: str | os.PathLike[str], megabytes: float = 64.0) -> None:
-        """Record from now on what this rank sees: who is slow, and what for. `horovod-partial report` reads it.
+        """Record this rank's steps, waits and rounds from now on. `horovod-partial report` tells which rank is slow.
 
         `HOROVOD_PARTIAL_RECORD` does the same from `init` on. Call this on every rank, at the same place in the
         program. The recording ends when Horovod shuts down. Nothing is sent; a thread writes the files once a second.
@@ -199,7 +199,7 @@ class Runtime:
         self.notes_waits = True
 
     def watch(self) -> None:
-        """Let rank 0 log when a rank becomes slow, how slow, since which step and in what way, and when it is over.
+        """Let rank 0 log when a rank becomes slow, how slow, since which step and in what way, and when this ends.
 
         `HOROVOD_PARTIAL_WATCH=1` does the same from `init` on. Call this on every rank, at the same place in the
         program. Steps are timed under every policy, `Full()` included. Each rank tells rank 0 its times once a second.
@@ -241,7 +241,7 @@ class Runtime:
         self._monitor = None
 
     def restart(self) -> None:
-        """Shut down even if other ranks have failed, then call `init`. For elastic jobs."""
+        """Shut down, even if other ranks have failed, then call `init`. Elastic jobs do this after a failure."""
         self._monitor = None  # this ends the heartbeats: ranks restart at different times, and some never restart
         try:
             self._end_unless_failing()
@@ -349,14 +349,14 @@ class Runtime:
 
     def use(self, process_set: int) -> None:
         """Remember a process set, so that shutdown or the exit of the process delivers its late contributions."""
-        if self._begin():  # if the program has called Horovod's own `init`, `use` is first to notice the generation
+        if self._begin():  # True only if the program has called Horovod's own `init` instead of this class's
             self._observe_as_set()
             if settings().watches_steps:
                 self._warn_of_no_watch()
         self._process_sets.add(process_set)
 
     def _begin(self) -> bool:
-        """In a new generation of Horovod, set the log's rank, register the exit handler, and return True."""
+        """In the first call after Horovod's `init`, set the log's rank, register the exit handler, and return True."""
         is_new = self._begun.enter()
         if is_new:
             log.set_rank(self.rank())
@@ -417,7 +417,7 @@ class Runtime:
                 meanwhile.apply()
 
     def wait(self, handle: HANDLE) -> None:
-        """Block until the result of an arrival is there. Rounds of this thread's optimizers are taken meanwhile."""
+        """Block until the result of an arrival is there. Meanwhile this thread's optimizers may apply missed rounds."""
         if handle.poll():
             handle.wait(())
             return
@@ -427,9 +427,9 @@ class Runtime:
 
     @contextmanager
     def in_horovods_wait(self, is_over: Callable[[], bool]) -> Iterator[None]:
-        """Context in which the calling thread waits for a collective of Horovod's. The body calls Horovod's wait.
+        """Context whose body waits for a collective of Horovod's. Meanwhile other ranks do not wait for this thread.
 
-        If this thread has optimizers, it takes their rounds until `is_over` returns True. Then the body runs.
+        If this thread has optimizers, it first applies rounds that they have missed, until `is_over` returns True.
         """
         with self._taking_rounds() as meanwhile:
             told = _attach.ForeignWait()
@@ -444,7 +444,7 @@ class Runtime:
     def asks_horovod(self, *, over: bool) -> None:
         """Note that the calling thread has asked whether a collective of Horovod's is over.
 
-        If the collective is not over, rounds of this thread's optimizers are taken.
+        If the collective is not over, this thread's optimizers may apply rounds that they have missed.
         """
         _attach.polled(over)
         if over:
@@ -457,7 +457,7 @@ class Runtime:
 
     @contextmanager
     def _taking_rounds(self, but: Sequence[Applier] = (), waited: float = 0.0) -> Iterator[Meanwhile]:
-        """Context in which this thread waits, and may take rounds of its optimizers, except those in `but`."""
+        """Context of a wait that began `waited` seconds ago. The thread's optimizers not in `but` may apply rounds."""
         thread = this_thread()
         with self._appliers_lock:
             appliers = [each for each in self._ahead_appliers if each.thread == thread and each not in but]
@@ -475,15 +475,12 @@ class Runtime:
         return max(self.core.device_of_buckets(process_set) for process_set in list(self._process_sets))
 
     def take_part_in_flushes(self, applier: Applier) -> None:
-        """Let flushes apply the applier's missed rounds: flushes by the thread that took its last step.
-
-        If that thread has ended, flushes by any thread apply them.
-        """
+        """Let flushes by the thread of the applier's last step, or by any thread after its end, apply missed rounds."""
         with self._appliers_lock:
             self._appliers.add(applier)
 
     def take_rounds_in_waits(self, applier: AheadApplier) -> None:
-        """From now on, waits on the thread of the applier's last step apply rounds ahead."""
+        """From now on, apply missed rounds to a copy of the model while the thread of the applier's last step waits."""
         with self._appliers_lock:
             self._ahead_appliers.add(applier)
 
@@ -537,8 +534,8 @@ class Runtime:
         Raises:
             ValueError: a process set of these ranks exists already.
         """
-        # In Horovod's `add_process_set` a rank waits for all others, and takes part in no round meanwhile.
-        # Without a flush, slow ranks would wait in a round for fast ones, and these in `add_process_set` for slow ones.
+        # In Horovod's `add_process_set` a rank waits for all others, and takes part in no round meanwhile. Without a
+        # flush, slow ranks might wait in a round for fast ranks, which wait in `add_process_set` for the slow ranks.
         self._flush_all()
         return process_sets.add_process_set(process_set)
 
@@ -585,7 +582,7 @@ class Runtime:
                 flush = _attach.Flush(self.core, process_set, families, ends)
                 try:
                     more = True
-                    while more:  # a waiting flush applies rounds, because ranks that still train may wait for this
+                    while more:  # apply rounds: ranks that still train may wait until this rank has done so
                         more = flush.wait(meanwhile.drainings)
                         meanwhile.apply()
                         for applier in appliers:
@@ -613,7 +610,7 @@ class Runtime:
 
     @contextmanager
     def _turn_to_flush(self, process_set: int) -> Iterator[None]:
-        """Context in which no other thread flushes the process set. Waits for its turn, and takes rounds meanwhile."""
+        """Context in which no other thread flushes the process set. Waits until no other thread does."""
         lock = self._flushing.setdefault(process_set, threading.RLock())
         if not lock.acquire(blocking=False):
             with self.in_horovods_wait(lambda: _is_free(lock)):
@@ -640,10 +637,10 @@ class Runtime:
         return [applier for applier in self.exchanges() if applier.shares_work]
 
     def _take_over(self) -> bool:
-        """Wait until threads that train under WorkSharing are idle. Take over what they have left within a micro-batch.
+        """Wait until other threads that train under WorkSharing are idle. Take over their unfinished micro-batches.
 
-        This thread then counts as the one that took the optimizer's last step, so its flush or join gives the
-        micro-batch back. Returns whether there is any.
+        This thread then counts as the thread that took the last step of such an optimizer. So a flush or join by this
+        thread lets other ranks compute the micro-batch. Returns whether there was an unfinished micro-batch.
         """
         sharers = [applier for applier in self._of_other_threads() if applier.shares_work and applier.family]
         idle: list[Sharer] = []
@@ -722,7 +719,7 @@ class Runtime:
     def unsettled(self, process_set: int) -> set[str]:
         """Return the names of the optimizers' buckets in which this rank has late contributions or missed results.
 
-        Buckets whose optimizer is gone are included if they had some then.
+        Buckets whose optimizer was deleted are included if they had late contributions or missed results then.
         """
         here = {name for name, of in self.core.statistics(process_set).items() if of["unsettled"]}
         found = here | self.core.unsettled_without_owner(process_set)
@@ -730,7 +727,7 @@ class Runtime:
 
 
 def _unmoved(exchanges: Iterable[Any], place: Callable[[Any], Any]) -> list[Any]:
-    """Return the exchanges whose place is not None and stays the same for `_IDLE_SECONDS`."""
+    """Return the exchanges whose progress, the result of `place`, is not None and stays equal for `_IDLE_SECONDS`."""
     stuck = {exchange: place(exchange) for exchange in exchanges}
     end = time.monotonic() + _IDLE_SECONDS
     while True:

@@ -1,4 +1,4 @@
-"""Remembers which generation of Horovod (the time from `init` to `shutdown`) an object belongs to."""
+"""Tells an object whether Horovod was initialised anew, so that the object must be made ready again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Tenure:
-    """The generation of Horovod that an object belongs to. Before the first `enter` it belongs to none."""
+    """The generation of Horovod, from an `init` to its `shutdown`, that an object was made ready for; none at first."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -17,14 +17,14 @@ class Tenure:
 
     @property
     def is_current(self) -> bool:
-        """Whether the object belongs to the present generation of Horovod. False while Horovod is down."""
+        """Whether `enter` was called since Horovod's last `init`. False while Horovod is down."""
         return 0 != self._generation == self._runtime.generation
 
     def is_that_of(self, other: Tenure) -> bool:
-        """Return whether two objects belong to the same generation of Horovod, which may have ended."""
+        """Return whether the last `enter` of this object and that of another came after the same `init` of Horovod."""
         return self._generation == other._generation
 
     def enter(self) -> bool:
-        """Let the object belong to the present generation of Horovod. Returns whether that changed anything."""
+        """Note that the object is being made ready now. Returns True in the first call after each `init` of Horovod."""
         before, self._generation = self._generation, self._runtime.generation
         return before != self._generation

@@ -1,4 +1,4 @@
-"""Reads what a recorded job has written (`docs/slow-ranks.md`): tables of events, clocks of hosts, and steps of ranks."""
+"""Reads the recording of a job (`docs/slow-ranks.md`): tables of events, clocks of hosts, and steps of ranks."""
 
 from horovod_partial.insight.recording.clocks import Clocks, HostClock
 from horovod_partial.insight.recording.reading import Bucket, RankRecording, Recording, load, runs

@@ -1,8 +1,8 @@
 """Converts the recorded times of all ranks to one clock, that of rank 0.
 
 The clocks of hosts are compared by reductions of all ranks, because these end at nearly the same moment everywhere. The
-difference between the recorded ends on a host and on rank 0's host is the difference of the clocks, unless a host saw
-the end late. A line through these differences gives the offset of a clock, and its drift.
+difference between the recorded ends on a host and on rank 0's host is the difference of the clocks, unless a host
+noticed the end late. A line through these differences gives the offset of a clock, and its drift.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class HostClock:
     by the `"wall"` clocks if there are too few reductions. The host of rank 0 is the `"reference"`. At `origin`, a time
     on the reference clock, this clock is ahead by `offset`. In each second it gets further ahead by `drift` seconds.
     `reductions` is the number of compared reductions. `median_residual` and `residual_95` are the median and the 95th
-    percentile of the distances between their ends and the line; NaN if there are none.
+    percentile of how far the reductions' ends lie from the fitted line; NaN if no line was fitted.
     """
 
     host: str
@@ -46,11 +46,11 @@ class HostClock:
     residual_95: float = float("nan")
 
     def reference(self, seconds: Floats) -> Floats:
-        """Return the time on the reference clock (that of the reference rank) when this clock showed `seconds`."""
+        """Return the time on the reference clock when this clock showed `seconds`."""
         return self.origin + (seconds - self.origin - self.offset) / (1 + self.drift)
 
     def __str__(self) -> str:
-        """Return a sentence that says how exactly this clock was compared with the reference clock."""
+        """Return sentences for a report: how this clock was compared with the reference clock, and how exactly."""
         if self.source == "reference":
             return f"Host {self.host} has the clock that all times are on."
         if self.source == "wall":
@@ -69,8 +69,8 @@ class HostClock:
 class Clocks:
     """The clocks of a job's hosts.
 
-    All times are on the clock of the lowest recorded rank. `zero` is its time 0, in seconds of its host's monotonic
-    clock. `hosts` has the clocks by `Header.clock`.
+    Times are converted to seconds since time 0 of the lowest recorded rank, the reference rank. `zero` is this time 0
+    on the monotonic clock of the rank's host, in seconds. `hosts` has the clocks by `Header.clock`.
     """
 
     zero: float
@@ -95,7 +95,7 @@ class Clocks:
         return cls(first.steady * _MICRO, hosts)
 
     def seconds(self, rank: RankRecording, times: NDArray[np.int64]) -> Floats:
-        """Convert a rank's recorded times, in microseconds, to seconds since time 0 of the reference rank, on its clock."""
+        """Convert a rank's recorded times, in microseconds, to seconds since time 0 of the reference rank."""
         own: Floats = times.astype(np.float64) * _MICRO + rank.steady * _MICRO
         return self.hosts[rank.clock].reference(own) - self.zero
 
@@ -108,7 +108,7 @@ def _start(rank: RankRecording) -> float:
 def _ends(ranks: Iterable[RankRecording]) -> tuple[NDArray[np.int64], Floats]:
     """Return the sequence numbers of reductions over all ranks, and when each ended on a host, in seconds.
 
-    `ranks` are the ranks of the host. A rank may see an end late, but never early, so the earliest time counts.
+    `ranks` are the ranks of the host. A rank may notice an end late, but never early, so the earliest time counts.
     """
     sequences, ends = [], []
     for rank in ranks:

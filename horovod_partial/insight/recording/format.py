@@ -36,8 +36,8 @@ class Header:
 
     `format` is always `FORMAT`, and `version` always `VERSION`. `run` is the run's name, the time of its begin in UTC.
     `size` is the number of ranks in the job. `clock` names the monotonic clock; ranks with the same text share the
-    clock. `segment` is the number of the segment. At time 0 of the rank's recorded times, the host's clock showed the
-    Unix time `wall`, in seconds, and its monotonic clock showed `steady`, in microseconds.
+    clock. `segment` is the number of the segment. At time 0 of the rank's recorded times, the host's wall clock showed
+    the Unix time `wall`, in seconds, and its monotonic clock showed `steady`, in microseconds.
     """
 
     format: str
@@ -80,6 +80,6 @@ def columns(name: str, line: dict[str, Any]) -> Table:
 
 
 def joined(name: str, lines: list[Table]) -> Table:
-    """Join the lines of a recording that belong to one table. The table has the rows of all lines, in their order."""
+    """Return a table with the rows of several lines of a recording, in the order of the lines."""
     empty = columns(name, {column: [] for column in TABLES[name]})
     return {column: np.concatenate([line[column] for line in (empty, *lines)]) for column in empty}

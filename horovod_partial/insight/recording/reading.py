@@ -18,9 +18,10 @@ _FILE = re.compile(r"rank-(\d+)\.(\d+)\.jsonl")
 
 @dataclass(frozen=True)
 class Bucket:
-    """A bucket in the recording of a rank. Its name is the same on all ranks, its number is not.
+    """A bucket in the recording of a rank. All ranks give a bucket the same name, but maybe different numbers.
 
-    `policy` is the text of its policy. `process_set` is a number; 0 is that of all ranks. A contribution has `nbytes`.
+    `policy` is the text of its policy. `process_set` is the number of the process set; 0 has all ranks. A contribution
+    has `nbytes` bytes.
     """
 
     name: str
@@ -44,7 +45,7 @@ class RankRecording(Header):
 
     @property
     def starved(self) -> float:
-        """The share of the time in which the main thread could have run, and waited for a processor, 0 to 1."""
+        """The share of the time, 0 to 1, in which the main thread was ready to run, but had to wait for a processor."""
         times = self.tables["processor"]
         if len(times["time"]) < 2 or times["time"][-1] <= times["time"][0]:
             return 0.0
@@ -83,8 +84,8 @@ def runs(folder: str | PathLike[str]) -> dict[str, Path]:
 def load(folder: str | PathLike[str], run: str | None = None) -> Recording:
     """Read the recording of a run in a folder of runs, or in the folder of the run. Without `run`, the newest is read.
 
-    A last line that is cut off is dropped. `remarks` of the result tells about other missing data: ranks, segments,
-    ends. Raises ValueError if there is no such run, or one of its files is damaged, or has another format or version.
+    A last line that is cut off is dropped. `remarks` of the result says whether ranks, segments or ends are missing.
+    Raises ValueError if there is no such run, or one of its files is damaged, or has another format or version.
     """
     there = runs(folder)
     if not there:
@@ -131,7 +132,10 @@ def _files(folder: Path) -> dict[int, dict[int, Path]]:
 
 
 def _rank(rank: int, files: dict[int, Path], remarks: list[str]) -> RankRecording | None:
-    """Read a rank's recording, and add `remarks` on missing data. Returns None if no file has a complete first line."""
+    """Read a rank's recording. Append a sentence to `remarks` if files are missing, or none has a complete first line.
+
+    In the latter case the result is None.
+    """
     # The steps before and after a missing file do not follow each other, so use only files after the last missing one.
     newest = max(files)
     oldest = next(number for number in range(newest, -2, -1) if number not in files) + 1

@@ -6,8 +6,8 @@ blocked, for example in the average of a metric. (Under TensorFlow blocked times
 has been queued on the device, so its time on the device counts as wait. The first recorded step is left out, because
 its begin is unknown.
 
-Under `WorkSharing()` a step is an update of the optimizer that sent most bytes, and its number is that of its round. A
-row of the table is a micro-batch. A rank that made none for an update does not have this step.
+Under `WorkSharing()` a step is an update of the optimizer that sent most bytes, and has the number of the update's
+round. A row of the table is a micro-batch. A rank without a micro-batch of an update does not have this step.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class RankSteps:
     """The steps of one rank. Arrays have the shape (steps,). Times are seconds since time 0 of rank 0, on its clock.
 
     `step` is the number of the step on this rank; under `WorkSharing()` the number of the update. `micro_batches` says
-    how many micro-batches of the step this rank made; 1 under other policies. At `begin` the application went on after
-    the step before, at `handed` the rank's compute ended, and at `result` the last result was there. `late` says whether
-    a contribution of the step was late. `staleness` is the maximum over the buckets.
+    how many micro-batches of the step this rank computed; 1 under other policies. At `begin` the application went on
+    after the step before, at `handed` the rank's compute ended, and at `result` the last result was there. `late` says
+    whether a contribution of the step was late. `staleness` is the maximum over the buckets.
 
-    The rank computed for `compute` seconds, and waited for others for `wait` seconds. Reductions ran for `reduce`
-    seconds after the compute or during a wait. For an equal share of the step the rank would have computed for `share`
-    seconds: `compute`, but under `WorkSharing()` for as many micro-batches as there are for each rank. If it made
-    fewer, each missing one counts like the median of its others in this step.
+    The rank computed for `compute` seconds, and waited for other ranks for `wait` seconds. Reductions ran for `reduce`
+    seconds after the compute or during a wait. `share` equals `compute`, except under `WorkSharing()`. There it is the
+    time that as many micro-batches as a rank computes on average would have taken this rank. Each micro-batch that this
+    rank computed less, or more, counts as the median of this rank's micro-batches in the step.
     """
 
     rank: int
@@ -72,9 +72,9 @@ class JobSteps:
 
     `rounds` says whether the training reduces by rounds, not by Horovod's own operations. `policy` is the text of the
     policy under which most of the training's bytes travel, or `full` if `rounds` is False. Under `WorkSharing()`,
-    `passes` is the number of micro-batches of a step for each rank, on average, and `micro_batches` has how many each
-    rank made in its whole recording, by rank. Under other policies they are 0 and empty. `ranks` has the steps of each
-    rank, in order of rank. Ranks may have different numbers of steps. `remarks` are sentences about missing data.
+    `passes` is the number of micro-batches of a step for each rank, on average, and `micro_batches` says by rank how
+    many the rank computed in its whole recording. Under other policies they are 0 and empty. `ranks` has the steps of
+    each rank, in order of rank. Ranks may have different numbers of steps. `remarks` has sentences on missing data.
     """
 
     policy: str
@@ -149,15 +149,15 @@ def share_with_other_waits(rank: RankRecording, steps: RankSteps, clocks: Clocks
         return 0.0
     waits = np.sort(clocks.seconds(rank, rank.tables["waits"]["begin"]))
     first = np.r_[waits, np.inf][np.searchsorted(waits, steps.begin)]  # the first wait since the step began
-    # Without rounds, the time that the rank computed after the first wait tells what the wait was for.
+    # Without rounds, a wait counts if the rank computed for more than `_LEAST_WORK` after it.
     until = np.r_[steps.begin[1:], np.inf] if rounds else steps.begin + steps.compute - _LEAST_WORK
     return float((first < until).mean())
 
 
 def _optimizer_of(rank: RankRecording, number: int) -> str | None:
-    """Return which steps a bucket belongs to: under `WorkSharing()` those of an optimizer, by its name.
+    """Return a name for the optimizer of a bucket under `WorkSharing()`, whose updates count as steps.
 
-    The text is empty for all other buckets. It is None for -1, the number of Horovod's own reductions.
+    Return an empty text for all other buckets, and None for -1, the number of Horovod's own reductions.
     """
     if number < 0:
         return None
@@ -175,8 +175,8 @@ def _rows(rank: RankRecording, optimizer: str | None) -> Table:
 def _steps(rank: RankRecording, clocks: Clocks, rows: Table, passes: int) -> RankSteps:
     """Return a rank's steps, without those whose begin is unknown.
 
-    With `passes`, which is 0 without work sharing, a step is an update, and each row is one of its micro-batches. An
-    update is left out, too, if rows of it may be missing, or if the rank has no row of the update before.
+    Without work sharing `passes` is 0. Otherwise a step is an update, and each row is a micro-batch of an update. An
+    update is left out, too, if some of its rows may be missing, or if the rank has no row of the previous update.
     """
     number = rows["round" if passes else "step"]
     order = np.argsort(number, kind="stable")

@@ -198,7 +198,7 @@ def _heat(
         zmin=span[0],
         zmax=span[1],
         colorscale=_HEAT,
-        # Above the map, so that it has room on a narrow screen.
+        # The colour bar lies above the map, so that the map has room on a narrow screen.
         colorbar={
             "title": {"text": unit, "side": "top"},
             "orientation": "h",

@@ -35,7 +35,7 @@ def write(summary: Summary, path: str | PathLike[str]) -> None:
             for plot in plots
         ),
         remarks=_remarks(summary.remarks),
-        # "<" might begin the end of the script, so it is written as JSON writes any character.
+        # Write "<" as an escape of JSON, because the text "</script>" would end the page's script.
         figures=f"[{','.join(plot.figure.to_json() for plot in plots)}]".replace("<", "\\u003c"),
         # plotly's JavaScript is 4.5 MB; compressed and as text, it is less than half of that.
         plotly=base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode(),

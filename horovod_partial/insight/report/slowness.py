@@ -1,4 +1,4 @@
-"""How slow each rank of a recorded job was: what the core's detector, which also watches running jobs, says of its steps.
+"""Finds out how slow each rank of a recorded job was, by the detector in C++ that also watches running jobs.
 
 A rank's *score* is the fastest rank's mean compute time divided by its own. It uses the mean, because a rank that is
 slow in one step of five has the same median as the others.
@@ -16,14 +16,14 @@ from horovod_partial.insight.recording import Recording
 
 Floats = NDArray[np.float64]
 
-LEAST_STEPS = 30  # with fewer steps than this, no rank is said not to be slow
+LEAST_STEPS = 30  # with fewer steps than this, a report never says that a rank is not slow
 LEAST_SLOWNESS = 1.05  # in `follows_data`, a rank whose mean is this many times the mean of all ranks is slow
-_MOST_STARVED = 0.5  # if a rank waits for a processor for more of the time, its compute times tell of other threads
-_NEARLY_ALL = 0.8
+_MOST_STARVED = 0.5  # if a rank waits for a processor for more than this share of the time, its times are not trusted
+_NEARLY_ALL = 0.8  # a rank that is slow in at least this share of the steps counts as always slow
 _SURE = 4.0  # two values count as different if they lie at least this many standard errors apart
 _LEAST_IMBALANCE = 1.1  # ranks wait for each other if a step's slowest rank takes this many times the ranks' mean
 _ALIKE = 1.5  # standard deviations of ranks' times are alike if they differ by at most this factor
-# Steps have hiccups, and not samples of many lengths, if outliers make the deviation this many times as large.
+# If outliers make a rank's standard deviation more than this many times as large, rare hiccups are the cause, not samples.
 _HICCUPS = 2.0
 
 
@@ -32,9 +32,9 @@ class Slowness:
     """How slow a rank was.
 
     `compute` is the mean compute time of a step, in seconds. `score` is the fastest rank's `compute` divided by this
-    rank's; 1 for the fastest. `steps` is how many steps were looked at. `times` has all times when the rank was slow,
-    oldest first. Their steps are counted from the first one that all ranks have recorded. An `end` of -1 is that of the
-    recording.
+    rank's; 1 for the fastest. `steps` is how many steps were looked at. `times` has all periods in which the rank was
+    slow, oldest first. Steps are counted from the first step that all ranks have recorded. A period with an `end` of -1
+    lasts until the recording's end.
     """
 
     rank: int
@@ -45,12 +45,12 @@ class Slowness:
 
     @property
     def worst(self) -> _core.Slowness | None:
-        """The time that cost most; None if the rank was not slow."""
+        """The period of `times` that cost the job most time; None if the rank was not slow."""
         return max(self.times, key=lambda time: time.lost, default=None)
 
     @property
     def factor(self) -> float:
-        """How many times as long as the median rank's the rank's slow steps took, when it cost most; 1 if it was not slow."""
+        """The duration of the slow steps in `worst`, divided by that on the median rank; 1 if the rank was not slow."""
         return self.worst.factor if self.worst else 1.0
 
     @property
@@ -81,7 +81,7 @@ def of_job(ranks: list[int], compute: Floats) -> list[Slowness]:
 
 
 def too_loaded(recording: Recording) -> str:
-    """Return on which rank a machine was too loaded to trust compute times: a part of a sentence. Empty if on none."""
+    """Return part of a sentence: which rank's machine was too loaded to trust compute times. Empty if there is none."""
     starved = max(recording.ranks.values(), key=lambda rank: rank.starved)
     if starved.starved <= _MOST_STARVED:
         return ""
@@ -92,9 +92,9 @@ def follows_data(compute: Floats, slow: list[Slowness]) -> bool:
     """Return whether ranks wait for each other because samples differ, and not because machines differ.
 
     If each rank draws its samples at random, the times of all ranks have one distribution, and one step does not
-    predict the next. A slow machine has a longer mean, and a busy machine is busy for several steps in a row. But if
-    times vary from step to step on all ranks alike for another reason, this function takes that for an effect of the
-    samples. `compute` is the argument of `of_job`, and `slow` is its result.
+    predict the next. A slow machine has a longer mean, and a busy machine is busy for several steps in a row. Another
+    cause that makes the steps of all ranks vary at random cannot be told from samples, so the result is True then, too.
+    `compute` is the argument of `of_job`, and `slow` is its result.
     """
     steps = len(compute)
     if steps < LEAST_STEPS or any(rank.times for rank in slow):

@@ -11,7 +11,7 @@ WORDS = {"host", "slowness"}  # the columns that hold words; the others hold num
 
 
 def cells(summary: Summary, rank: RankSummary) -> dict[str, str]:
-    """Return a rank's row in the table of ranks: its texts, by the names of the columns."""
+    """Return a rank's row in the table of ranks: the texts of the cells, by the names of the columns."""
     slow, steps = rank.slowness, rank.steps
     row = {
         "rank": str(rank.rank),
