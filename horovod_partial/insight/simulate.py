@@ -1,4 +1,4 @@
-"""Predicts how long iterations take: simulates jobs on a model of a cluster, with the code that closes rounds in real jobs.
+"""Predicts how long iterations take: simulates jobs on a model of a cluster. Real code of this package closes rounds.
 
 `simulate` runs a job in simulated time: ranks compute and are delayed, the coordinator closes rounds by a policy, and
 a `Cluster` gives the cost of messages. `docs/simulator.md` says what is modelled and what is not.
@@ -29,8 +29,8 @@ class Cluster:
 
     Times are in seconds, 0 or more. `latency` is the time of an empty message between two ranks, the paper's alpha.
     `seconds_per_byte` is the time that a link takes for a byte, the paper's beta. `reduce_seconds_per_byte` is the time
-    to add a byte of one tensor to another, the paper's gamma. With `"hierarchical"`, `ranks_per_node` ranks, 1 or more,
-    share a node and its link, and `local_latency` and `local_seconds_per_byte` are those within a node.
+    to add a byte of one tensor to another, the paper's gamma. The algorithm `"hierarchical"` uses the other fields:
+    `ranks_per_node` ranks, 1 or more, share a node and its link, and a message within a node has the local costs.
     """
 
     latency: float
@@ -63,7 +63,7 @@ class Cluster:
         return costs[algorithm]
 
     def costs(self, ranks: int) -> dict[str, MessageCost]:
-        """Return the costs of an allreduce among `ranks` ranks, 1 or more, by algorithm; 1 costs nothing.
+        """Return the costs of an allreduce among `ranks` ranks, 1 or more, by algorithm. With 1 rank the costs are 0.
 
         The formulas are those of table 2 in the paper on MG-WFBP (IEEE TPDS 2021), with whole numbers of steps. The
         algorithm `"hierarchical"` is not in the paper: it is a ring within each node, and a ring of nodes in which the
@@ -94,7 +94,7 @@ class Cluster:
 
 
 class Delays(Protocol):
-    """The delays of a simulated job: says which ranks are slowed down in which steps, and for how long."""
+    """A model of delays: says by how long which ranks of a simulated job are delayed in which steps."""
 
     def draw(self, iterations: int, ranks: int, compute: float, seed: int) -> NDArray[np.float64]:
         """Return delays in seconds, of the shape (iterations, ranks).
@@ -156,7 +156,7 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class RecordedSteps:
-    """Makes steps differ in length as recorded ones do. The shortest one of all ranks counts as one without delay.
+    """Delays ranks as in recorded steps. The shortest recorded time, of all ranks and steps, counts as without delay.
 
     `seconds` has a tuple for each step, all of one length: how long each rank computed, above 0. If `resampled`, steps
     are drawn at random, each with all its ranks. Otherwise they come in order, repeatedly.
@@ -240,7 +240,7 @@ def parse_delays(text: str) -> Delays | None:
 
 @dataclass(frozen=True)
 class Gradient:
-    """A parameter's gradient in the trace of a job. Backward takes `seconds` for it, after the gradient before."""
+    """A parameter's gradient in a `Trace`. Backward computes it in `seconds` seconds, after the previous gradient."""
 
     name: str
     nbytes: int
@@ -275,7 +275,7 @@ class Trace:
         """Make a trace from the times that a training with merged gradients has measured.
 
         All time of a step besides backward and the reductions counts as forward. Raises ValueError if the gradients
-        have several dtypes or devices, because a trace can have only one.
+        have several dtypes or devices, because a trace can have only one of each.
         """
         if any(later < earlier for earlier, later in itertools.pairwise(plan.ready)):
             raise ValueError("the plan's gradients have several dtypes or devices: a trace can have only one")
@@ -296,13 +296,13 @@ class Trace:
         documents.save(self, path)
 
     def scaled(self, backward: float) -> Trace:
-        """Return the same model's trace if backward takes `backward` seconds. All other times change in proportion."""
+        """Return the trace with all times scaled in proportion, so that backward takes `backward` seconds."""
         return self._times(backward / self.backward)
 
     def split(self, passes: int, seconds: float = 0.0) -> Trace:
         """Return the trace of a step that is split into `passes` micro-batches.
 
-        Each micro-batch takes `seconds` more than its part of the step. Gradients are ready in the last micro-batch.
+        Each micro-batch takes `seconds` longer than 1 / `passes` of the step. Gradients are ready in the last one.
         """
         last = self._times(1 / passes)
         before = (passes - 1) * (last.compute + seconds)
@@ -329,7 +329,7 @@ class Trace:
 
     @property
     def ready(self) -> list[float]:
-        """The times when the gradients are there, in seconds after the start of the step."""
+        """The times when backward has computed the gradients, in seconds after the start of the step."""
         return list(itertools.accumulate((gradient.seconds for gradient in self.gradients), initial=self.forward))[1:]
 
     def plan(self, rule: str, cost: MessageCost) -> MergingPlan:
@@ -351,8 +351,8 @@ class Result:
     shape (iterations, ranks). `closed` says when each round of a step's last message closed; empty with
     `hvd.WorkSharing`.
 
-    With `hvd.WorkSharing`, `bound` is the time of an iteration if the time of each micro-batch were known before: the
-    longest one goes first, to the rank that would end it first. If delays belong to ranks, no schedule is better.
+    With `hvd.WorkSharing`, `bound` is the time of an iteration if the times of all micro-batches were known in advance,
+    and each, the longest first, went to the rank that ends it first. If delays belong to ranks, no schedule is better.
     """
 
     iteration_time: float
@@ -368,12 +368,12 @@ class Result:
 
     @property
     def contributors(self) -> float:
-        """The number of ranks on time for a round; the mean over rounds with any rank on time, 0 if there was none."""
+        """The mean number of ranks on time for a round, over rounds with any rank on time; 0 without such rounds."""
         return _mean({fresh: rounds for fresh, rounds in self.fresh_histogram.items() if fresh > 0})
 
     @property
     def staleness(self) -> float:
-        """The number of rounds that ranks had missed before a contribution: the mean, or 0 without contributions."""
+        """The mean number of rounds that a rank had missed before a contribution; 0 without contributions."""
         return _mean(self.staleness_histogram)
 
 
@@ -400,23 +400,23 @@ def simulate(
 ) -> Result:
     """Run a job in simulated time: `ranks` ranks, 1 or more, take `iterations` steps, 1 or more, of `trace` each.
 
-    With `passes`, 1 or more, a step is the same work in several micro-batches, and its messages travel during the last
-    one. Each micro-batch takes `split` seconds, 0 or more, in addition to its part of the step's compute. Under
+    A step's work is split into `passes` micro-batches, 1 or more, and its messages travel during the last one. Each
+    micro-batch takes `split` seconds, 0 or more, longer than 1 / `passes` of the step's compute. Under
     `hvd.WorkSharing()` the ranks share the micro-batches of an iteration, `passes` per rank on average, and the delay
-    of a rank delays its micro-batches. With `delays_in="each"`, each of these takes 1 / `passes` of the delay more,
-    like on a slow machine. With `"first"`, the first one takes the whole delay, like after a hiccup.
+    of a rank delays its micro-batches. With `delays_in="each"`, each of them is delayed by 1 / `passes` of the delay,
+    like on a slow machine. With `"first"`, the rank's first one is delayed by the whole delay, like by a hiccup.
 
-    With a policy of gradients, messages travel during backward. With a policy of models, the whole model travels after
-    backward. With `overlap="gradient"` it travels during the next step. `overlap=True` is simulated like False.
+    Under a policy of gradients, messages travel during backward. Under a policy of models, the whole model travels
+    after backward, or with the policy's `overlap="gradient"` during the next step. `overlap=True` counts like False.
 
     `algorithm` is a key of `Cluster.costs`. `rule` is one of `horovod_partial.merging.RULES`, and decides by the cost
-    among all ranks which gradients travel together. `cycle` is the shortest time between two negotiations, in seconds; the
-    default is Horovod's. With 0 a round closes at the moment when its last rank arrives, but large jobs take long to
-    simulate.
+    of a message among all ranks which gradients travel together. `cycle` is the shortest time between two negotiations,
+    in seconds; the default is Horovod's. With 0 a round closes at the moment when its last rank arrives, but large jobs
+    take long to simulate.
 
     `delays` is a model of delays with the seed `seed`, or delays in seconds of the shape (iterations, ranks), before
-    the compute of a step. If the shape is (iterations, ranks, passes), delays belong to micro-batches: whichever rank
-    makes a micro-batch has its delay. This models samples of different lengths.
+    the compute of a step. If the shape is (iterations, ranks, passes), delays belong to micro-batches: a micro-batch
+    is delayed on whichever rank computes it. This models samples of different lengths.
 
     Raises ValueError if an argument is out of range, or the delays have another shape.
     """

@@ -163,7 +163,7 @@ def _late(before: Scrape, after: Scrape, rank: str) -> float | None:
 
 
 def _per_second(before: Scrape, after: Scrape, name: str, **labels: str) -> float | None:
-    """Return how fast a counter grows. A counter that has become smaller began at 0 again: the elastic job restarted."""
+    """Return how fast a counter grows. A counter that became smaller began at 0 again, as the elastic job restarted."""
     now, then = after.of(name, **labels), before.of(name, **labels)
     if now is None:
         return None

@@ -23,7 +23,7 @@ _MOST_RESAMPLES = 50
 _LEAST_RESAMPLES = 20  # with fewer resamples, no bounds of the predicted steps per second are computed
 PASSES = (2, 4, 8, 16)  # the numbers of micro-batches per step and rank for which work sharing is predicted
 _LEAST_BLOCKS = 10  # a resample of a job's steps consists of at least this many blocks of successive steps
-_HALVINGS = 10  # `price_of_a_split` finds by this many bisections how much longer a micro-batch may take
+_HALVINGS = 10  # the number of bisections by which `price_of_a_split` finds its result
 _CYCLE = 1e-3  # Horovod's default cycle time, in seconds
 
 
@@ -32,10 +32,10 @@ class Prediction:
     """The prediction for a job under one policy.
 
     `policy` is the policy's text, for `HOROVOD_PARTIAL_SYNC`. With `work_sharing`, `passes` is the number of
-    micro-batches of a step for each rank (`backward_passes_per_step`); otherwise 1. `rate` is steps per second of a
-    rank; the mean over the ranks. `interval` bounds 95 % of the rates of resampled steps; NaN if the job is too large
-    for enough resamples. `late` is the share of late contributions, 0 to 1. `staleness` is the mean over contributions.
-    `staleness_95` is the 95th percentile over those with a staleness above 0; 0 if there are none.
+    micro-batches of a step for each rank (`backward_passes_per_step`); otherwise 1. `rate` is how many steps a rank
+    takes in a second, on average. `interval` contains the middle 95 % of the rates of resampled steps; NaN if the job
+    is too large for enough resamples. `late` is the share of late contributions, 0 to 1. `staleness` is the mean over
+    contributions. `staleness_95` is the 95th percentile over contributions with a staleness above 0, or 0.
     """
 
     policy: str
@@ -52,7 +52,7 @@ class Prediction:
 
 
 def gradient_policies(ranks: int) -> dict[str, int]:
-    """Return policies of gradients with their quorums, from the one that waits for all to the one that waits for nobody."""
+    """Return gradient policies, each with its quorum (how many ranks a round waits for), the largest quorum first."""
     quorums = {f"quorum:{share}": math.ceil(share * ranks) for share in (0.875, 0.75, 0.25)}
     named = {"full": ranks, "majority": math.ceil(ranks / 2), "solo": 1, **quorums}
     # With few ranks, several policies may have the same quorum. Of these, keep only the first in `named`.
@@ -61,17 +61,17 @@ def gradient_policies(ranks: int) -> dict[str, int]:
 
 
 def model_policies(ranks: int) -> list[str]:
-    """Return texts of model policies with fitting group sizes. They change the training itself, not only its speed."""
+    """Return the texts of policies that average models, with group sizes that fit the number of ranks."""
     sized = max(2, 2 ** int(math.log2(ranks) / 2))
     fits = ["group_average"] if ranks % sized == 0 else []
     return [*fits, f"partial_reduce:{max(2, ranks // 2)}", "weighted_average:8,0.999"] if ranks > 2 else []
 
 
 def seconds_behind_the_last(steps: JobSteps) -> float:
-    """Return the seconds from the last gradient that a round needs to the round's result; the median over the steps.
+    """Return how many seconds after the last gradient for which a round waits the result comes; the median over steps.
 
-    In each step this is the shortest time among the ranks that were on time. The rank with this time came last, so it
-    waited for no other rank.
+    In each step this is the shortest time, among the ranks on time, from a rank's last gradient to the result. The rank
+    with this time came last, so it waited for no other rank.
     """
     waited = np.column_stack([rank.result - rank.handed for rank in steps.ranks])
     late = np.column_stack([rank.late for rank in steps.ranks])
@@ -91,15 +91,15 @@ def predict(
 ) -> list[Prediction]:
     """Predict how fast a job would be under each policy, by running its compute times through the simulator.
 
-    The whole time of a reduction counts as time for bytes. A group of k of P ranks takes (k - 1) P / (k (P - 1)) of
+    The whole time of a reduction counts as time to move bytes. A group of k of P ranks takes (k - 1) P / (k (P - 1)) of
     this time, same as in a ring. Intervals come from blocks of steps that are drawn with replacement. All ranks and
     policies have the same blocks.
 
     `compute` has seconds above 0, of the shape (steps, ranks). `reduction` is the seconds from the last gradient to the
-    result among all ranks. A step has `passes` micro-batches for each rank. If these are several, each takes `split`
-    seconds in addition to its part of a step. With `of_samples`, a micro-batch takes the same time on every rank,
-    because its samples decide how long it takes. Otherwise a rank that is slow in a step is slow for all its
-    micro-batches.
+    result among all ranks. A step has `passes` micro-batches for each rank. If `passes` is above 1, a micro-batch takes
+    `split` seconds longer than 1 / `passes` of the step's compute time. With `of_samples`, a micro-batch takes the same
+    time on every rank, because its samples decide how long it takes. Otherwise a rank that is slow in a step is slow
+    for all its micro-batches.
     """
     if passes > 1:
         compute = _first_steps(compute, passes)
@@ -122,10 +122,10 @@ def predict(
 
 
 def price_of_a_split(compute: Floats, reduction: float, shared: Prediction, rate: float, *, of_samples: bool) -> float:
-    """Return the time in seconds that a micro-batch may take in addition to its part of a step.
+    """Return how many seconds longer than its part of the step's compute time a micro-batch may take.
 
     If each micro-batch takes this much longer, the job makes `rate` steps per second under work sharing. `shared` is
-    the prediction for `work_sharing`. Its rate is above `rate`. The other arguments are those of `predict`.
+    the prediction for `work_sharing`, whose rate is above `rate`. The other arguments are those of `predict`.
     """
     compute = _first_steps(compute, shared.passes)
     low, high = 0.0, 1 / (rate * shared.passes)  # `high` is the whole time of a micro-batch, at `rate` steps per second
@@ -140,7 +140,7 @@ def _run(compute: Floats, reduction: float, policy: str, *, passes: int, split: 
     ranks = compute.shape[1]
     least = float(compute.min())
     trace = Trace("recorded", least, (Gradient("all", 1, 0.0),))
-    # The measured time of a reduction includes half a cycle of waiting, on average. The simulator adds this itself.
+    # A measured reduction includes a wait of half a cycle of Horovod, on average. The simulator adds this wait itself.
     cost = max(reduction - _CYCLE / 2, 0.0)
     delays = compute - least
     if of_samples:
@@ -161,7 +161,7 @@ def _run(compute: Floats, reduction: float, policy: str, *, passes: int, split: 
 
 
 def _first_steps(compute: Floats, passes: int) -> Floats:
-    """Return the compute times of the first steps, as many as work sharing is simulated for."""
+    """Return the compute times of as many first steps as predictions of work sharing simulate."""
     return compute[: max(_LEAST_BLOCKS, _MOST_SHARED // (compute.shape[1] * passes))]
 
 

@@ -37,10 +37,10 @@ class Advice:
     """The advice for a recorded job: which policy it should use.
 
     `title` says what was recorded. `predictions` come in this order: gradient policies from `full` to `solo`, work
-    sharing, model policies. `chosen` is for the recommended policy, and never for a model policy. `unsplit` is for the
-    policy to take if a step cannot be split into micro-batches. `shares` has the factor for each rank's batch size
-    under `full`, by rank, if all batches are equal now; empty if no rank is persistently slow. `text` is the advice, in
-    sentences, and `remarks` are sentences about missing data.
+    sharing, model policies. `chosen` is the prediction for the recommended policy, which never averages models.
+    `unsplit` is the prediction for the policy to take if a step cannot be split into micro-batches. `shares` has by
+    rank a factor for the batch size, with which all ranks take equally long under `full` if batches are equal now;
+    empty if no rank is always slow. `text` is the advice, and `remarks` has sentences about missing data.
     """
 
     title: str
@@ -56,11 +56,11 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
     """Predict each policy's rate from a recording, and recommend one.
 
     `optimizer` is the job's optimizer, a key of `LEAST_QUORUM`; None if it is unknown. Under work sharing a micro-batch
-    takes `split` seconds in addition to its part of a step.
+    takes `split` seconds longer than its part of the step's compute time.
 
     Raises ValueError if there are too few steps, ranks are missing, or the ranks averaged models every few steps. (Then
-    the compute times of single steps are unknown.) It does so, too, if a host was too loaded to trust the compute
-    times, or `split` is longer than a recorded micro-batch.
+    the compute times of single steps are unknown.) Raises ValueError, too, if a host was too loaded to trust the
+    compute times, or `split` is longer than a recorded micro-batch.
     """
     clocks = Clocks.fit(recording)
     all_steps = JobSteps.of(recording, clocks)
@@ -156,7 +156,7 @@ def _shares(slow: list[Slowness]) -> dict[int, float]:
 
 
 def _alike(compute: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Regroup compute times so that all ranks have similar ones in a step, same as with `hvd.BalancedBatchSampler`."""
+    """Regroup compute times so that they are similar on all ranks in a step, like with `hvd.BalancedBatchSampler`."""
     steps = np.sort(compute, axis=None).reshape(compute.shape)
     return np.random.default_rng(0).permutation(steps)
 

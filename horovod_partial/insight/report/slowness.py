@@ -16,14 +16,14 @@ from horovod_partial.insight.recording import Recording
 
 Floats = NDArray[np.float64]
 
-LEAST_STEPS = 30  # with fewer steps than this, a report never says that a rank is not slow
+LEAST_STEPS = 30  # with fewer steps than this, a report does not say that no rank is slow
 LEAST_SLOWNESS = 1.05  # in `follows_data`, a rank whose mean is this many times the mean of all ranks is slow
 _MOST_STARVED = 0.5  # if a rank waits for a processor for more than this share of the time, its times are not trusted
 _NEARLY_ALL = 0.8  # a rank that is slow in at least this share of the steps counts as always slow
 _SURE = 4.0  # two values count as different if they lie at least this many standard errors apart
 _LEAST_IMBALANCE = 1.1  # ranks wait for each other if a step's slowest rank takes this many times the ranks' mean
 _ALIKE = 1.5  # standard deviations of ranks' times are alike if they differ by at most this factor
-# If outliers make a rank's standard deviation more than this many times as large, rare hiccups are the cause, not samples.
+# If outliers make a rank's standard deviation more than this many times as large, hiccups are the cause, not samples.
 _HICCUPS = 2.0
 
 
