@@ -1,4 +1,4 @@
-"""Predicts how long iterations take: simulates jobs on a model of a cluster. Real code of this package closes rounds.
+"""Predicts how long iterations take: simulates jobs on a model of a cluster. The code of real jobs closes rounds.
 
 `simulate` runs a job in simulated time: ranks compute and are delayed, the coordinator closes rounds by a policy, and
 a `Cluster` gives the cost of messages. `docs/simulator.md` says what is modelled and what is not.

@@ -61,7 +61,7 @@ class Applier(Protocol):
         """Declare the buckets before a join, if they are known, because other ranks may use them during the join."""
 
     def apply_rounds(self) -> None:
-        """Apply all rounds that this rank can take, oldest first."""
+        """Apply all rounds that have ended and were not applied yet, oldest first."""
 
 
 class AheadApplier(Applier, Protocol):
@@ -78,7 +78,7 @@ class AheadApplier(Applier, Protocol):
     def is_ahead(self) -> bool: ...
 
     def apply_ahead(self) -> None:
-        """Apply all rounds that this rank can take to the copy. The model changes only in the next step or flush."""
+        """Apply all rounds that have ended to the copy. The model changes only in the next step or flush."""
 
 
 class Sharer(Applier, Protocol):
@@ -105,9 +105,9 @@ class Sharer(Applier, Protocol):
 
 
 class Averager(Protocol):
-    """What the runtime needs of the object that averages an optimizer's model, maybe beside the program's own work.
+    """What the runtime needs of the object that averages an optimizer's model. The thread `thread` took the last step.
 
-    The thread `thread` took the last step.
+    An average may run while the program goes on.
     """
 
     thread: Thread
@@ -138,7 +138,7 @@ class Meanwhile:
         for applier, draining in list(self._appliers):
             if draining.is_due:
                 applier.apply_ahead()
-                if not applier.applies_ahead:  # a step has failed
+                if not applier.applies_ahead:  # the optimizer's step has failed
                     draining.end()
                     self._appliers.remove((applier, draining))
 

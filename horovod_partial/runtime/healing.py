@@ -85,7 +85,7 @@ def _facts_of(family: _attach.Family, replica: Replica, joined: Container[str]) 
 def parted(by_rank: Mapping[int, Sequence[Facts]]) -> dict[int, dict[int, Facts]]:
     """Find the families whose replicas differ between ranks that have taken equally many rounds.
 
-    Returns a dictionary for each of these families, by the hash of the family's name: the ranks' facts, by rank.
+    The result has for each such family, by the hash of its name, the facts of these ranks, by rank.
     """
     groups: dict[tuple[int, int], dict[int, Facts]] = {}
     for rank, facts in sorted(by_rank.items()):
@@ -147,12 +147,12 @@ class Meeting:
             self.post(name, np.zeros(size, np.int32))
 
     def come(self) -> None:
-        """Tell the core that the calling thread arrives at FACTS and VALUES next, because it is about to flush."""
+        """Tell the core that the calling thread, which is about to flush, will arrive at FACTS and VALUES."""
         self.family([FACTS, VALUES]).claim()
 
     @property
     def has_begun(self) -> bool:
-        """Whether round 0 of FACTS has ended: all ranks have begun to compare replicas."""
+        """Whether round 0 of FACTS has ended, so that all ranks have opened this meeting."""
         return self.family([FACTS]).taken > 0
 
     def post(self, name: str, values: Array) -> Posted:
@@ -255,9 +255,9 @@ def compare(
 ) -> None:
     """Compare the replicas of all ranks after a flush. If replicas differ, give all ranks the values of one rank.
 
-    A rank that loses rounds in a join must differ afterwards, and no message tells of such differences. `joined` names
-    the optimizers that have lost rounds on this rank in the join that this flush ends, each by its first bucket. Other
-    differences are logged, or under `HOROVOD_PARTIAL_HEAL=raise` all ranks with such a replica raise RuntimeError.
+    A rank loses rounds in a join, so its replicas may differ then. `joined` names the optimizers, each by its first
+    bucket, that have lost rounds on this rank in the join that this flush ends. Their differences cause no message.
+    Others are logged, or all ranks that compared the replica raise RuntimeError, under `HOROVOD_PARTIAL_HEAL=raise`.
     """
     try:
         _compare(meeting, replicas, joined)

@@ -60,9 +60,9 @@ class Runtime:
         self._observed = Tenure(self)
         self._agreed = Tenure(self)  # tells whether `init` was called already; _init_lock guards it
         self._init_lock = threading.Lock()
-        # The optimizers' exchanges that take part in flushes. Guarded by _appliers_lock.
+        # Exchanges, which combine the gradients of one optimizer each, if flushes apply their missed rounds.
         self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()
-        # Those that may apply rounds to a copy of the model while their thread waits; the same lock guards them.
+        # Those that may apply rounds to a copy of the model while their thread waits; _appliers_lock guards all.
         self._ahead_appliers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._averagers: weakref.WeakSet[Any] = weakref.WeakSet()  # exchanges of models; the same lock guards them
         self._told: weakref.WeakSet[Any] = weakref.WeakSet()  # appliers that `_warn_of_others` has warned of
@@ -152,7 +152,7 @@ class Runtime:
         return [] if monitor is None else monitor.ranks()
 
     def _rest(self) -> None:
-        """Tell the heartbeats that from now on this rank may end in good order."""
+        """Tell the monitor of heartbeats that this rank may end from now on, without a failure."""
         if self._monitor is not None:
             self._monitor.rest()
 
@@ -401,10 +401,10 @@ class Runtime:
         return gradients / (len(family.names) * self.size_of(family.process_set))
 
     def next_micro_batch(self, applier: Applier, *, begins: bool, waits: bool = True) -> tuple[int, int] | None:
-        """Block until this rank may begin a micro-batch of the open update, or must take a round first.
+        """Block until this rank may begin a micro-batch of the open update, or must first apply the last update.
 
-        With `begins` this rank begins the micro-batch at once. Returns the numbers of the micro-batch and of the update. The
-        result is None if this rank must take a round first, or if `waits` is False and the call would have to block.
+        With `begins` this rank begins the micro-batch at once. Returns the numbers of micro-batch and update, or None
+        if this rank must first apply the last update, or if `waits` is False and the call would have to block.
         """
         family = applier.family
         if family is None:
@@ -429,7 +429,7 @@ class Runtime:
     def in_horovods_wait(self, is_over: Callable[[], bool]) -> Iterator[None]:
         """Context whose body waits for a collective of Horovod's. Meanwhile other ranks do not wait for this thread.
 
-        If this thread has optimizers, it first applies rounds that they have missed, until `is_over` returns True.
+        First this thread's optimizers may apply missed rounds, until `is_over` returns True. Then the body runs.
         """
         with self._taking_rounds() as meanwhile:
             told = _attach.ForeignWait()
@@ -485,15 +485,15 @@ class Runtime:
             self._ahead_appliers.add(applier)
 
     def settle_in_flushes(self, averager: Averager) -> None:
-        """From now on, a flush or a join begins with `settle`, if the calling thread took the averager's last step."""
+        """From now on, flushes and joins by the thread of the averager's last step begin with `settle`."""
         with self._appliers_lock:
             self._averagers.add(averager)
 
     def flush(self, process_set: int, *, compares: bool = True, joined: Container[str] = frozenset()) -> None:
         """Block until every rank flushes, and everything late is delivered and applied.
 
-        With `compares` True replicas are compared afterwards, and healed if they differ. `joined` is that of
-        `healing.compare`.
+        With `compares` True ranks compare their replicas afterwards, and heal those that differ. `joined` is the
+        argument of `healing.compare`.
         """
         self._flush(process_set, self._appliers_of(process_set), ends=False, compares=compares, joined=joined)
         self._warn_of_others(process_set)
@@ -653,7 +653,7 @@ class Runtime:
         return bool(left)
 
     def _warn_of_others(self, process_set: int) -> None:
-        """Warn once of each optimizer whose missed rounds a flush could not apply, because its thread is idle."""
+        """Warn once of each optimizer of another, idle thread, if a flush has left its missed rounds unapplied."""
 
         def taken(applier: Applier) -> int | None:
             family = applier.family

@@ -86,8 +86,8 @@ class BucketSet:
     def enter(self, replica: ReplicaState | None) -> None:
         """Name the buckets, in the first call after each `hvd.init()`. Later calls do nothing.
 
-        Names have numbers, and a rank that joins an elastic job begins to count at 1. `replica` has the parameters that
-        ranks compare; None compares nothing.
+        Names contain numbers of optimizers. All ranks must number anew, because a rank that is new in an elastic job
+        begins at 1. `replica` has the parameters that ranks compare; None compares nothing.
         """
         if not self._tenure.enter():
             return
@@ -150,7 +150,7 @@ class BucketSet:
         self.frozen = {parameter for parameter in self.bucket_of if not parameter.requires_grad}
 
     def check_sparse(self, parameter: torch.nn.Parameter) -> None:
-        """Raise ValueError if a gradient is sparse, and may not be made dense."""
+        """Raise ValueError if a gradient is sparse, unless `sparse_as_dense` is set."""
         if parameter.grad is not None and parameter.grad.is_sparse and not self.options.sparse_as_dense:
             raise ValueError(
                 "buckets cannot hold sparse gradients; pass sparse_as_dense=True, or use Full() without merging"

@@ -110,7 +110,7 @@ class GradientBucket:
         return not self.missing
 
     def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: float) -> None:
-        """Divide by `scale`, compress, and call `start`. A compression may change only the dtype, else ValueError."""
+        """Divide the gradients by `scale`, compress them, and call `start`. Compression may change only the dtype."""
         for stream in self._streams:  # wait for copies of gradients, which run on the CUDA streams of forward passes
             torch.cuda.current_stream(self.flat.device).wait_stream(stream)
         self._streams.clear()
@@ -156,7 +156,7 @@ class GradientBucket:
     def watch(self, *, copies: bool) -> None:
         """Remember the gradients that `show` has shown to the program, to notice whether it changes them.
 
-        PyTorch's version counter overlooks some changes. With `copies`, those are found too.
+        PyTorch's version counter overlooks some changes. With `copies`, a copy of the gradients shows these changes.
         """
         self.watched = self.flat._version, self.flat.clone() if copies else None
 
@@ -198,7 +198,7 @@ class GradientBucket:
         return self.wire.data_ptr()
 
     def reset(self) -> None:
-        """Expect new gradients of all parameters, for the next step, and watch none."""
+        """Expect new gradients of all parameters, for the next step, and forget what `watch` has noted."""
         self.missing = set(self.parameters)
         self.watched = None
 
@@ -311,7 +311,7 @@ class GradientFamily(_attach.Family):
         return unchanged
 
     def take_into_buckets(self) -> int:
-        """Take the oldest untaken round, and write its results into the buckets. Returns its number of gradients.
+        """Take the oldest round not taken yet: write its results into the buckets, and return its number of gradients.
 
         The number is a sum over the buckets; 0 if there is no round. Rounds without any gradient, which a flush may
         make, are skipped: a step with zeros would move weights by momentum and decay. If only some buckets have
@@ -327,7 +327,7 @@ class GradientFamily(_attach.Family):
         return 0
 
     def take_results(self) -> bool:
-        """Write the arrivals' results into the buckets. Returns whether there are any."""
+        """Write the results of this step's arrivals into the buckets. Returns whether there are any."""
         for bucket in self.buckets:
             bucket.unpack()
         return any(not bucket.empty for bucket in self.buckets)
@@ -352,7 +352,7 @@ def _into(wire: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    # `empty_like` keeps the strides of a tensor only if that neither overlaps nor has gaps.
+    # `empty_like` keeps a tensor's strides only if its elements neither overlap nor have gaps between them.
     return tensor.numel() == 0 or torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 

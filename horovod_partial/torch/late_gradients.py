@@ -30,7 +30,7 @@ class StepState(NamedTuple):
 
     `has_result`: `grad` holds the result of a round, which no step has applied yet. `is_watched`: the program has seen
     this result, so the optimizer notices if the program changes it, or takes no step with it. `misses_more`: the next
-    step will apply further missed rounds, too. Then the program may do neither, because all rounds must count alike.
+    step will apply further missed rounds, too. Then both are errors, because they would concern only one of the rounds.
     """
 
     phase: Phase = Phase.COLLECTING
@@ -50,7 +50,7 @@ class StepState(NamedTuple):
 
     @property
     def allows_ahead(self) -> bool:
-        """Whether missed rounds may be applied to a copy of the model now. False if `grad` has a result to be kept."""
+        """Whether a copy of the model may get missed rounds now. False while `grad` holds a result that is in use."""
         return not self.has_result and not (self.phase is Phase.SHOWN and self.is_watched)
 
     def gradient(self) -> StepState:
@@ -102,8 +102,8 @@ class LateGradients(RoundApplier):
     """Combines an optimizer's gradients under a gradient policy. Implements `horovod_partial.runtime.appliers.AheadApplier`.
 
     A late rank applies its missed rounds in its next step, or in a flush. While the program waits for something else,
-    the rank may miss more rounds than it can keep. Then it applies them at once, but to a copy of the model, because
-    the waiting program may still use the model. With `missed="latest"` a late rank gets only the newest result.
+    the rank may miss more rounds than it can keep. So it applies them during the wait, but to a copy of the model,
+    because the program may still use the model. With `missed="latest"` a late rank gets only the newest result.
     """
 
     shares_work = False
@@ -169,7 +169,7 @@ class LateGradients(RoundApplier):
                 bucket.watch(copies=self._state.misses_more)
 
     def _wait(self) -> None:
-        """Arrive at the buckets that backward left incomplete, and wait for this step's round, once in a step."""
+        """Submit the buckets that backward left incomplete, and wait for this step's round. Does so once in a step."""
         if self._state.is_synchronized:
             return
         if not self._set.travels:
@@ -188,7 +188,7 @@ class LateGradients(RoundApplier):
         self._expect_gradients()
 
     def _wait_for_buckets(self) -> None:
-        """Wait for this step's round. Then put a result into `grad`: with replay that of the oldest untaken round."""
+        """Wait for this step's round. Then put a result into `grad`: with replay, that of the oldest round."""
         family = self._set.family
         with self._applying():
             unchanged = family.wait()
@@ -215,7 +215,7 @@ class LateGradients(RoundApplier):
         return self._show(True, steps=steps)
 
     def _apply_all(self, optimizer: Any, apply: Callable[[Any], None] | None = None) -> None:
-        """Apply all rounds that this rank can take, oldest first. Stop if `apply` fails, and so keeps its round."""
+        """Apply all rounds that this rank can take, oldest first. Stop if `apply` leaves one in `_left`."""
         while not (apply and self._left) and self._take_round():
             if self._is_by_hand:
                 self._is_by_hand = False
@@ -362,7 +362,7 @@ class LateGradients(RoundApplier):
         return self._set.merging is None and all(bucket.handle is not None for bucket in self.buckets)
 
     def apply_ahead(self) -> None:
-        """Apply to a copy of the model all rounds that this rank can take. In the next step or flush the copy counts.
+        """Apply all rounds that this rank can take to a copy of the model. The next step or flush changes the model.
 
         If this rank has already arrived with a step's gradients, this does nothing until that step's round has ended.
         Then this round is applied too, and `grad` shows the step's result, same as after `synchronize`.

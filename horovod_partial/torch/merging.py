@@ -128,9 +128,9 @@ class Collectives:
     device: torch.device
 
     def everybody_is_here(self, name: str) -> bool:
-        """Wait for all ranks. Returns False if some rank is out of training, for example in a flush or a join.
+        """Wait for all ranks in training. Returns False if some rank is not, for example in a flush or a join.
 
-        So call this before a flush of all ranks. Raises HorovodInternalError if that rank has never called this.
+        So call this before a flush of all ranks. Raises HorovodInternalError if the absent rank has never called this.
         """
         model = torch.zeros(1, device="cpu")
         handle = arrive(model, model, name, Quorum(1.0), self.process_set)

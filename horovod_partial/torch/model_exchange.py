@@ -42,8 +42,8 @@ class WeightedAverageInfo:
     """What went into an average by `hvd.WeightedAverage`.
 
     `steps` says by rank how many steps a rank took since the previous average, and `weights` how much its model counts.
-    All ranks have the same numbers. `useful` is `wp_sgd.average_is_useful`: the paper's error bound is better for the
-    average than for the fastest rank's model. `converges` is `wp_sgd.average_converges`: repeated averages keep it.
+    All ranks have the same numbers. `useful` is `wp_sgd.average_is_useful`: the average has a better error bound than
+    the fastest rank's model. `converges` is `wp_sgd.average_converges`: repeated averages keep this bound.
     """
 
     steps: tuple[int, ...]
@@ -150,7 +150,7 @@ class ModelExchange(models.ModelExchange, Exchange):
     def _changed(self) -> str:
         """Return the name of a parameter that has changed since the average under way began; empty if there is none.
 
-        Checksums find almost every change, also by Horovod or through `parameter.data`. Buffers and state have none.
+        Checksums find almost every change, also by Horovod or through `parameter.data`, but only of parameters.
         """
         if self._checksums is None:
             return ""

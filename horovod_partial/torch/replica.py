@@ -26,7 +26,7 @@ class _Tensor(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """Stands for a tensor of a class whose tensors are made of others, such as of quantized numbers and their scales."""
+    """Stands for a tensor that is made of other tensors, such as of quantized numbers and their scales."""
 
     kind: type[Any]
     context: Any  # what `__tensor_flatten__` of the class gives besides the parts
@@ -162,7 +162,7 @@ def _bytes_of(tensor: torch.Tensor) -> Array:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is a tensor that has its elements in memory, one by one, and not a tensor made of others."""
+    """Whether a value is a tensor that has its elements in memory, one by one, and is not made of other tensors."""
     if not torch.is_tensor(value) or hasattr(value, "__tensor_flatten__"):
         return False
     return value.layout == torch.strided and not value.is_quantized

@@ -68,7 +68,7 @@ class RoundApplier(Exchange, ABC):
 
     @property
     def family(self) -> GradientFamily | None:
-        """The optimizer's buckets; None if not named since the last `hvd.init()`, or without their process set."""
+        """The optimizer's buckets. None if they were not named since the last `hvd.init()`, or have no process set."""
         is_there = self._set.is_current and self.process_set.process_set_id is not None
         return self._set.family if is_there and self.buckets else None
 
@@ -85,7 +85,7 @@ class RoundApplier(Exchange, ABC):
 
     @abstractmethod
     def _take_round(self) -> bool:
-        """Put the oldest round that this rank has not applied into the gradients. Returns False if there is none."""
+        """Put the result of the oldest round not applied yet into the gradients. Returns False if there is none."""
 
     def _take_into_gradients(self) -> bool:
         family = self._set.family
@@ -119,12 +119,12 @@ class RoundApplier(Exchange, ABC):
             self.is_applying = before
 
     def _apply_all(self, optimizer: Any) -> None:
-        """Apply all rounds that this rank can take, oldest first."""
+        """Apply all rounds that have ended and were not applied yet, oldest first."""
         while self._take_round():
             self._apply_round(optimizer)
 
     def apply_rounds(self) -> None:
-        """Apply all rounds that this rank can take, oldest first. Call this only between two steps."""
+        """Apply all rounds that have ended and were not applied yet. Call this only between two steps."""
         optimizer = self.wrapped
         if self.family is None or optimizer is None:
             return

@@ -68,7 +68,7 @@ def model_policies(ranks: int) -> list[str]:
 
 
 def seconds_behind_the_last(steps: JobSteps) -> float:
-    """Return how many seconds after the last gradient for which a round waits the result comes; the median over steps.
+    """Return the seconds from the last gradient for which a round waits to the round's result; the median over steps.
 
     In each step this is the shortest time, among the ranks on time, from a rank's last gradient to the result. The rank
     with this time came last, so it waited for no other rank.

@@ -1,8 +1,8 @@
-"""Converts the recorded times of all ranks to one clock, that of rank 0.
+"""Converts the recorded times of all ranks to one clock, that of the reference rank: the lowest recorded rank.
 
 The clocks of hosts are compared by reductions of all ranks, because these end at nearly the same moment everywhere. The
-difference between the recorded ends on a host and on rank 0's host is the difference of the clocks, unless a host
-noticed the end late. A line through these differences gives the offset of a clock, and its drift.
+difference between the recorded ends on two hosts is the difference of their clocks, unless a host noticed the end late.
+A line through these differences gives the offset of a clock, and its drift.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _MICRO = 1e-6
 
 @dataclass(frozen=True)
 class HostClock:
-    """The monotonic clock of a host, compared with the clock of rank 0's host. Times are in seconds.
+    """The monotonic clock of a host, compared with that of the reference rank's host. Times are in seconds.
 
     `host` is one of the host's names. `source` says how the clock was compared: by the `"reductions"` of all ranks, or
-    by the `"wall"` clocks if there are too few reductions. The host of rank 0 is the `"reference"`. At `origin`, a time
+    by the `"wall"` clocks if there are too few reductions. The reference rank's is `"reference"`. At `origin`, a time
     on the reference clock, this clock is ahead by `offset`. In each second it gets further ahead by `drift` seconds.
     `reductions` is the number of compared reductions. `median_residual` and `residual_95` are the median and the 95th
     percentile of how far the reductions' ends lie from the fitted line; NaN if no line was fitted.

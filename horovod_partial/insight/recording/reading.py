@@ -132,10 +132,7 @@ def _files(folder: Path) -> dict[int, dict[int, Path]]:
 
 
 def _rank(rank: int, files: dict[int, Path], remarks: list[str]) -> RankRecording | None:
-    """Read a rank's recording. Append a sentence to `remarks` if files are missing, or none has a complete first line.
-
-    In the latter case the result is None.
-    """
+    """Read a rank's recording; None if no file has a whole first line. Adds texts about missing files to `remarks`."""
     # The steps before and after a missing file do not follow each other, so use only files after the last missing one.
     newest = max(files)
     oldest = next(number for number in range(newest, -2, -1) if number not in files) + 1

@@ -34,7 +34,7 @@ _SHARED = re.compile(r"WorkSharing\(\), backward_passes_per_step=(\d+)")
 
 @dataclass(frozen=True)
 class RankSteps:
-    """The steps of one rank. Arrays have the shape (steps,). Times are seconds since time 0 of rank 0, on its clock.
+    """The steps of one rank. Arrays have the shape (steps,). Times are in seconds, by `Clocks.seconds`.
 
     `step` is the number of the step on this rank; under `WorkSharing()` the number of the update. `micro_batches` says
     how many micro-batches of the step this rank computed; 1 under other policies. At `begin` the application went on

@@ -41,8 +41,8 @@ class Summary:
     `steps` has the steps that all ranks have recorded, so the arrays of all ranks have the same shape. `ranks` is in
     order of rank. `follows_data` is the result of `slowness.follows_data`. The other fields are seconds, each a mean
     over the ranks. `waited`, of the shape (steps,), is how long a rank waited in each step. `waited_under_full`, of the
-    same shape, is how long it would have waited under `Full()`, where each step waits for its slowest rank. There the
-    time of reductions counts, too. `seconds` is the time from the begin of the first step to the last result.
+    same shape, is how long it would have waited under `Full()`, where each step waits for its slowest rank. This
+    includes the time of reductions. `seconds` is the time from the begin of the first step to the last result.
     """
 
     recording: Recording
