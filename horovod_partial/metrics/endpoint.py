@@ -33,7 +33,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        socketserver.TCPServer.server_bind(self)  # WSGIServer's asks DNS for the host's name, which may take long
+        socketserver.TCPServer.server_bind(self)  # WSGIServer's method asks DNS for the host's name, for long maybe
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 

@@ -62,7 +62,7 @@ class JobMetrics(Collector):
         self._size = size
         self._ranks = ranks
         self._statistics = statistics
-        # Counts of all buckets. Those of a bucket stay in the totals when the bucket has ended with its optimizer.
+        # Counts over all buckets, including buckets that have ended with their optimizers.
         self._totals: dict[str, Counter[tuple[tuple[str, str], ...]]] = {name: Counter() for name in _COUNTED}
         self._before: dict[tuple[int, str, str, int], int] = {}  # the counts of each bucket at the last collection
         self._lock = threading.Lock()  # guards _is_open, and is held while the job is read

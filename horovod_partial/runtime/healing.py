@@ -266,7 +266,7 @@ def compare(
 
 
 def _compare(meeting: Meeting, replicas: Sequence[tuple[_attach.Family, Replica]], joined: Container[str]) -> None:
-    for bucket in (FACTS, VALUES):  # forget missed rounds, which would make this rank late for later ones
+    for bucket in (FACTS, VALUES):  # forget missed rounds, which would make this rank late for the next round
         meeting.family([bucket]).clear()
     in_order = sorted(replicas, key=lambda pair: pair[0].names[0])
     mine = [(_facts_of(family, replica, joined), family, replica) for family, replica in in_order]

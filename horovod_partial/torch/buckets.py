@@ -27,7 +27,7 @@ class Widened:
 
 
 class GradientBucket:
-    """A bucket: gradients of one dtype in one flat tensor, in the order in which backward makes them.
+    """A bucket: gradients of one dtype in one flat tensor, in the order in which backward computes them.
 
     After `take` a parameter's `grad` is a view of the flat tensor, so a round's result needs no copy back. If `grad`
     was None before backward, backward has made a new tensor, and `take` copies it. All parameters are on one device.

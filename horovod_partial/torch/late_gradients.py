@@ -188,7 +188,7 @@ class LateGradients(RoundApplier):
         self._expect_gradients()
 
     def _wait_for_buckets(self) -> None:
-        """Wait for this step's round. Then put a result into `grad`: with replay, that of the oldest round."""
+        """Wait for this step's round. Then put a result into `grad`: with replay, the oldest that was not applied."""
         family = self._set.family
         with self._applying():
             unchanged = family.wait()
