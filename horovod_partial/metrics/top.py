@@ -36,7 +36,7 @@ class Scrape:
 
     @classmethod
     def parse(cls, text: str, now: float) -> Scrape:
-        """Read metrics in Prometheus's text format. Raises ValueError for other texts, and metrics of no such job."""
+        """Read metrics in Prometheus's text format. Raises ValueError if the text is not that, or not of a job."""
         values: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:

@@ -20,7 +20,7 @@ class ParametersAhead:
 
     The model must not change while the program waits: autograd may have saved its parameters for a backward pass, or
     the program may be evaluating or saving it. The optimizer's state changes at once, because nothing else reads it.
-    Only the thread that takes the optimizer's steps uses this object. `rounds` rounds are in the copies alone.
+    Only the thread that takes the optimizer's steps uses this object. The model lacks `rounds` of the copies' rounds.
     """
 
     def __init__(self) -> None:

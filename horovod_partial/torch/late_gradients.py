@@ -30,7 +30,7 @@ class StepState(NamedTuple):
 
     `has_result`: `grad` holds the result of a round, which no step has applied yet. `is_watched`: the program has seen
     this result, so the optimizer notices if the program changes it, or takes no step with it. `misses_more`: the next
-    step will apply further missed rounds, too. Then both are errors, because they would concern only one of the rounds.
+    step will apply further missed rounds, too. Then either is an error, because it would affect only one of the rounds.
     """
 
     phase: Phase = Phase.COLLECTING

@@ -128,7 +128,7 @@ class Collectives:
     device: torch.device
 
     def everybody_is_here(self, name: str) -> bool:
-        """Wait for all ranks in training. Returns False if some rank is not, for example in a flush or a join.
+        """Wait for all ranks that train. Returns False if some rank does not train, for example in a flush or a join.
 
         So call this before a flush of all ranks. Raises HorovodInternalError if the absent rank has never called this.
         """

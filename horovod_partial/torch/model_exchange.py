@@ -140,7 +140,7 @@ class ModelExchange(models.ModelExchange, Exchange):
         return loss
 
     def _present_checksums(self) -> torch.Tensor:
-        """Return for each parameter the sum of its elements, read as integers, whose order does not change a sum."""
+        """Return for each parameter the sum of its elements, read as integers: their order does not change the sum."""
         sums = []
         for parameter in self._trained:
             integer, total = _INTEGERS[parameter.element_size()]

@@ -30,7 +30,7 @@ class HostClock:
     """The monotonic clock of a host, compared with that of the reference rank's host. Times are in seconds.
 
     `host` is one of the host's names. `source` says how the clock was compared: by the `"reductions"` of all ranks, or
-    by the `"wall"` clocks if there are too few reductions. The reference rank's is `"reference"`. At `origin`, a time
+    by the `"wall"` clocks if there are too few reductions. The reference host has `"reference"`. At `origin`, a time
     on the reference clock, this clock is ahead by `offset`. In each second it gets further ahead by `drift` seconds.
     `reductions` is the number of compared reductions. `median_residual` and `residual_95` are the median and the 95th
     percentile of how far the reductions' ends lie from the fitted line; NaN if no line was fitted.

@@ -43,8 +43,8 @@ class RankSteps:
 
     The rank computed for `compute` seconds, and waited for other ranks for `wait` seconds. Reductions ran for `reduce`
     seconds after the compute or during a wait. `share` equals `compute`, except under `WorkSharing()`. There it is the
-    time that as many micro-batches as a rank computes on average would have taken this rank. Each micro-batch that this
-    rank computed less, or more, counts as the median of this rank's micro-batches in the step.
+    time that this rank would have needed for an equal share of the step's micro-batches. Each micro-batch that the rank
+    computed more, or less, than its share counts as the median of the rank's micro-batches in the step.
     """
 
     rank: int
