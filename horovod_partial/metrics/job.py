@@ -113,7 +113,7 @@ def _metric(name: str, help_text: str, samples: Iterable[tuple[dict[str, str], f
 
 
 def _counts(raw: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], int]]:
-    """Return what a bucket has counted, by the name of the metric and the rank; the rank is -1 if the metric has none."""
+    """Return a bucket's counts, by the name of the metric and the rank; the rank is -1 if the metric has no ranks."""
     for name in ("on_time", "late"):
         for rank, count in enumerate(raw[name]):
             yield (f"{name}_total", rank), count

@@ -28,7 +28,7 @@ _of_thread = _OfThread()
 
 
 def this_thread() -> Thread:
-    """Return a reference to the calling thread. (An identifier is no use: a new thread may have that of an ended one.)"""
+    """Return a reference to the calling thread. (A thread's identifier may be that of a thread which has ended.)"""
     return weakref.ref(_of_thread.token)
 
 
@@ -113,7 +113,7 @@ class Averager(Protocol):
     thread: Thread
 
     def settle(self) -> None:
-        """Wait for the average that is under way, if any, and write it. Drop it if the program has changed a parameter."""
+        """Wait for the average under way, if any. Write it to the model, unless the program has changed a parameter."""
 
 
 class Meanwhile:

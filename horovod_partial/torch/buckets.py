@@ -100,7 +100,7 @@ class GradientBucket:
             view.copy_(gradient.detach())  # leave out the autograd graph that gradients have with `create_graph=True`
 
     def take(self, parameter: torch.nn.Parameter) -> bool:
-        """Move a parameter's `grad` into the bucket; a missing one counts as zeros. Returns whether the bucket is complete."""
+        """Move a parameter's `grad` into the bucket; None counts as zeros. Returns whether the bucket is complete."""
         gradient = parameter.grad
         self.put(parameter, gradient)
         if gradient is not None and gradient.is_sparse:

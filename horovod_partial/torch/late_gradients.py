@@ -99,7 +99,7 @@ class StepState(NamedTuple):
 
 
 class LateGradients(RoundApplier):
-    """Combines an optimizer's gradients under a gradient policy. Implements `horovod_partial.runtime.appliers.AheadApplier`.
+    """Combines an optimizer's gradients under a gradient policy. Implements `runtime.appliers.AheadApplier`.
 
     A late rank applies its missed rounds in its next step, or in a flush. While the program waits for something else,
     the rank may miss more rounds than it can keep. So it applies them during the wait, but to a copy of the model,

@@ -92,7 +92,7 @@ class Merging:
         return due
 
     def replan(self, collectives: Collectives, flush: Callable[[], None]) -> bool:
-        """Make a new plan of messages between two steps, after a call of `flush`. Returns whether `buckets` have changed.
+        """Make a new plan of messages between two steps, after a call of `flush`. Returns whether `buckets` changed.
 
         If some rank is out of training, the present plan stays for `replan_every` further steps, or for ever if
         `replan_every` is None.

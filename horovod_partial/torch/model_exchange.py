@@ -88,7 +88,7 @@ class ModelExchange(models.ModelExchange, Exchange):
         # The model, packed into one tensor. None before the first step, because until then the optimizer has no state.
         self._bucket: ModelBucket | None = None
         self._in_flight: PartialHandle | None = None
-        # Checksums of the parameters whose average runs beside the program's work; None while no such average is under way.
+        # Checksums of the parameters, while an average runs beside the program's work; else None.
         self._checksums: torch.Tensor | None = None
         self._forward_hook: Any = None
 
@@ -169,7 +169,7 @@ class ModelExchange(models.ModelExchange, Exchange):
         self._end_average()  # this drops the average if the program has loaded or broadcast other parameters
 
     def _end_average(self) -> str:
-        """Wait for the average under way, and write it. If a parameter has changed, return its name and write nothing."""
+        """Wait for the average under way, and write it. If a parameter was changed, write nothing and return its name."""
         handle, bucket, changed = self._in_flight, self._bucket, self._changed()
         self._forget_in_flight()
         if handle is None or bucket is None or not self._tenure.is_current:

@@ -145,7 +145,7 @@ def make_config(
 
 
 def config_of(spec: _core.BucketSpec, dtype: torch.dtype, tensor: torch.Tensor) -> _attach.BucketConfig:
-    """Build a bucket's declaration for the core. The contributions have the shape of `tensor`, and travel as `dtype`."""
+    """Build a bucket's declaration for the core. Contributions have the shape of `tensor`, and travel as `dtype`."""
     return _attach.BucketConfig(
         spec, dtype=_DTYPES[dtype], shape=list(tensor.shape), device=device_number(tensor.device)
     )

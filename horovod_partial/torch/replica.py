@@ -59,7 +59,7 @@ class ReplicaState:
         return _arrays_of(self._values())
 
     def numbers(self) -> dict[Key, Any]:
-        """Return all values of the replica. A `_Tensor` stands for each tensor, an `_Own` for what cannot be compared."""
+        """Return all values of the replica. A `_Tensor` stands for a tensor, an `_Own` for what cannot be compared."""
         return {key: _taken(key, value)[0] for key, value in sorted(self._values(), key=lambda item: str(item[0]))}
 
     def is_finite(self) -> bool:
@@ -156,7 +156,7 @@ class _Plan:
 
 
 def _bytes_of(tensor: torch.Tensor) -> Array:
-    """Return the bytes of a plain tensor as uint8, in one dimension. Makes no copy of a contiguous tensor on the host."""
+    """Return the bytes of a plain tensor as uint8, in one dimension. A contiguous tensor on the host is not copied."""
     whole = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return whole.reshape(-1).view(torch.uint8).numpy()
 

@@ -1,4 +1,4 @@
-"""Functions of `hvd` that check, save and equalise replicas: comparison, checkpoints, averages of buffers, broadcasts."""
+"""Functions of `hvd` that check, save and equalise replicas: comparisons, checkpoints, averages and broadcasts."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def save_checkpoint(path: str | os.PathLike[str], model: torch.nn.Module, optimi
 
 
 def _without_numpy(value: Any) -> Any:
-    """Return nested dictionaries, lists and tuples with numbers of Python for those of NumPy, which `torch.load` refuses."""
+    """Return nested dictionaries, lists and tuples without NumPy's numbers, which `torch.load` refuses."""
     if isinstance(value, np.generic):
         return value.item()
     if type(value) is dict:

@@ -1,4 +1,4 @@
-"""Writes a report on a recording as one HTML page, which needs no network. Needs plotly; the package itself does not."""
+"""Writes a report on a recording as one HTML page that needs no network. This module needs plotly, unlike the package."""
 
 from __future__ import annotations
 

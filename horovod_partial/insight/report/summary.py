@@ -151,7 +151,7 @@ class Summary:
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences that say what data is missing in the recording, how loaded hosts were, and how exact the clocks are."""
+        """Sentences that say what data is missing, how loaded hosts were, and how exactly clocks were compared."""
         loaded = slowness.too_loaded(self.recording) if self.slow else ""
         load = (
             [f"Other programs, or too many threads of this one, may be why ranks are slow: {loaded}."] if loaded else []
