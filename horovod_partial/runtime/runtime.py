@@ -341,7 +341,7 @@ class Runtime:
             self._end_metrics()  # a thread that is in C++ while Python ends would abort the process
 
     def _end_in_child(self) -> None:
-        """In a forked child, free the port, and remove the exit handler: it would wait for Horovod's background thread."""
+        """In a forked child, free the port, and remove the exit handler, which would wait for Horovod's thread."""
         atexit.unregister(self._at_exit)
         if self._endpoint is not None:
             self._endpoint.close_in_child()

@@ -133,7 +133,7 @@ def wrap(
 
 
 def _reduce_last_group(optimizer: Any) -> None:
-    """Let gradients of the last parameter group be reduced. Horovod prepares only groups that are there when it wraps."""
+    """Let gradients of the last parameter group be reduced. Horovod prepares only groups that it finds at first."""
     optimizer._parameter_names = with_positions(optimizer, optimizer._parameter_names)
     reduces = optimizer.process_set.included() and not runtime.is_alone(global_process_set)
     for parameter in optimizer.param_groups[-1]["params"]:

@@ -1,4 +1,4 @@
-"""Writes a report on a recording as one HTML page that needs no network. This module needs plotly, unlike the package."""
+"""Writes a report on a recording as an HTML page that works offline. Needs plotly; the package itself does not."""
 
 from __future__ import annotations
 
