@@ -169,7 +169,7 @@ class ModelExchange(models.ModelExchange, Exchange):
         self._end_average()  # this drops the average if the program has loaded or broadcast other parameters
 
     def _end_average(self) -> str:
-        """Wait for the average under way, and write it. If a parameter was changed, only return that one's name."""
+        """Wait for the average under way, and write it. If a parameter was changed, return its name instead."""
         handle, bucket, changed = self._in_flight, self._bucket, self._changed()
         self._forget_in_flight()
         if handle is None or bucket is None or not self._tenure.is_current:
