@@ -13,10 +13,10 @@ from horovod_partial.policies import ModelPolicy, WeightedAverage
 
 
 class ModelExchange(models.ModelExchange):
-    """Averages the model of one optimizer of Keras, under a policy of models.
+    """Averages the model of one optimizer of Keras, under a policy that averages models.
 
     `arguments` are the user's arguments of `hvd.DistributedOptimizer`. Variables for which `is_local` returns True are
-    each rank's own, and are not averaged. Raises ValueError if the policy has `overlap`, or averages buffers.
+    not averaged. Raises ValueError if the policy has `overlap`, or averages buffers.
     """
 
     runtime = backend.runtime

@@ -47,7 +47,7 @@ class Task:
 
 
 def task_of(environ: Mapping[str, str]) -> Task:
-    """Read Slurm's variables of a step. (Those of the job do not fit: a step may have only a part of the job's nodes.)
+    """Read Slurm's variables of a step. (The job's variables do not fit: a step may use only some of the job's nodes.)
 
     Raises ValueError if this process is not a task of a step.
     """
@@ -94,7 +94,7 @@ def ports_of(task: Task) -> list[int]:
 
 
 def neighbour_of(task: Task, hosts: Sequence[str]) -> str:
-    """Return a host of the step that this task's node reaches through the same interface as all other hosts."""
+    """Return a host, to find the network interface that leads to it and so to the step's other hosts."""
     if len(hosts) == 1:
         return LOOPBACK
     return hosts[1 if task.node == 0 else 0]

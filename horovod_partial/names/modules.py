@@ -64,14 +64,15 @@ sys.meta_path.append(_Finder())
 
 
 def listing(names: list[str]) -> Callable[[], list[str]]:
-    """Return a front end's `__dir__`. It lists these names, and none of the modules that the front end is made of."""
+    """Return a front end's `__dir__`, which lists `names` only, and leaves out the front end's own modules."""
     return lambda: sorted(names)
 
 
 def bind(front_end: ModuleType, horovods: ModuleType) -> None:
-    """Replace Horovod's modules among the attributes of `front_end` by ours.
+    """Replace Horovod's modules, such as `horovod.torch.mpi_ops`, among the attributes of `front_end` by our modules.
 
-    `from horovod.torch import *` has put them there, and `from horovod_partial.torch import mpi_ops` would find them.
+    The front end's `from horovod.torch import *` has made them its attributes. Without the replacement,
+    `from horovod_partial.torch import mpi_ops` would import Horovod's module.
     """
     for name, value in list(vars(horovods).items()):
         if isinstance(value, ModuleType) and value.__name__ == f"{horovods.__name__}.{name}":

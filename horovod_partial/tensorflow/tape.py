@@ -91,8 +91,8 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         op: a partial policy takes only `hvd.Average` and `hvd.Sum`.
         groups: under a partial policy the gradients of each group travel in one bucket for each dtype.
         sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, or the policy's name. None takes
-            `HOROVOD_PARTIAL_SYNC`, or, if that is not set, `Full()`, which is Horovod's own reduction. Policies that
-            average models need `hvd.DistributedOptimizer` instead of a tape.
+            `HOROVOD_PARTIAL_SYNC`, or `Full()` (Horovod's own reduction) if this is not set. Policies that average
+            models need `hvd.DistributedOptimizer` instead of a tape.
 
     Raises:
         ValueError: an argument is wrong, or does not suit the policy.

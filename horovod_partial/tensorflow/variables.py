@@ -35,8 +35,7 @@ def broadcast_variables(
         The operation in a graph, otherwise None.
 
     Raises:
-        ValueError: Horovod has not been initialised, or the ranks have different variables. Every rank raises the latter
-            error.
+        ValueError: Horovod has not been initialised, or the ranks have different variables (then on every rank).
     """
     runtime.check_initialized()
     natives = [native(variable) for variable in variables]
