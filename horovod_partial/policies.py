@@ -62,7 +62,7 @@ class _Policy:
         given = [
             f"{each.name}={getattr(self, each.name)!r}"
             for each in _options(type(self))
-            if repr(getattr(self, each.name)) != repr(each.default)  # compare texts: 1 (one rank) equals 1.0 (all)
+            if repr(getattr(self, each.name)) != repr(each.default)  # 1 (one rank) == 1.0 (all ranks)
         ]
         return f"{type(self).__name__}({', '.join(given)})"
 
@@ -131,10 +131,9 @@ class Solo(LateGradients):
             optimizer applies each result in a step of its own, same as the other ranks. So after a flush, models and
             optimizer states are equal bit for bit. `hvd.partial_allreduce` and tapes return the sum of these results.
             Under `"latest"` the rank takes only the newest result, and loses the others (eager-SGD).
-        replay_limit: how many missed results an optimizer keeps, 2 or more. Each is as large as all gradients. The
-            other ranks wait for a rank that keeps this many results. If they cannot wait, for example because the late
-            rank is blocked in Horovod's own collective, that rank adds up its two oldest results (`summed` in
-            `hvd.partial_stats()`).
+        replay_limit: how many missed results an optimizer keeps, 2 or more; each is as large as all gradients. The
+            other ranks wait for a rank that keeps this many. If they cannot wait, for example because the late rank
+            waits in Horovod's own collective, it adds up its two oldest results (`summed` in `hvd.partial_stats()`).
     """
 
     def to_core(self, size: int) -> _core.Policy:
@@ -201,11 +200,11 @@ class Quorum(LateGradients):
 class WorkSharing(_Policy):
     """All ranks share the micro-batches of an update: each rank that is free takes the next micro-batch.
 
-    Only for `hvd.DistributedOptimizer` in PyTorch and Keras. An update has `backward_passes_per_step` micro-batches for each
-    rank, on average. All their gradients are computed with the weights of the previous update, same as with
-    `hvd.Full()` and gradient accumulation. No gradient is late, and all ranks have the same model after every update.
-    A slow rank computes fewer micro-batches than the other ranks. Scheduling theory calls this work sharing, or central
-    self-scheduling (docs/policies.md).
+    This policy is only for `hvd.DistributedOptimizer` in PyTorch and Keras. An update has `backward_passes_per_step`
+    micro-batches for each rank, on average. All their gradients are computed with the weights after the previous
+    update, same as with `hvd.Full()` and gradient accumulation. No gradient is late, and all ranks have the same model
+    after every update. A slow rank computes fewer micro-batches than the other ranks. Scheduling theory calls this work
+    sharing, or central self-scheduling (docs/policies.md).
     """
 
     def to_core(self, size: int) -> _core.Policy:
@@ -306,7 +305,7 @@ class _ModelPolicy(_Policy):
     overlap: bool | str
 
     def _check_average(self) -> None:
-        """Check `average` and `overlap`. Convert `average` to a tuple, because the user may give a text or a list."""
+        """Check the options `average` and `overlap`. Convert a text or a list in `average` to a tuple."""
         given: Any = self.average
         names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else ()
         if "parameters" not in names or any(name not in ("parameters", "buffers", "state") for name in names):
@@ -328,15 +327,15 @@ class _ModelPolicy(_Policy):
 class GroupAverage(_ModelPolicy, _OpenRounds):
     """Every rank takes its own step, then averages its model within its group (WAGMA-SGD, IEEE TPDS 2021).
 
-    The first rank that arrives starts the round for all groups; no rank waits for late ranks. The round sums the models
-    of the S ranks in a group. For a late rank, the sum contains the model of its last arrival. A rank on time gets
-    sum / S, as in Algorithm 2 of the paper. A late rank gets (sum + its present model) / (S + 1).
+    The first rank that arrives starts the round for all groups, and does not wait for late ranks. The round sums the
+    models of the S ranks in a group. For a late rank, the sum contains the model of its last arrival. A rank on time
+    gets sum / S, and a late rank gets (sum + its present model) / (S + 1), as in Algorithm 2 of the paper.
 
     Args:
         size: ranks in a group, 2 or more. None takes the largest power of two that is not above the square root of the
             number of ranks, and at least 2.
-        period: number of rounds between two averages over all ranks, 1 or more. Every rank waits for these averages.
-            None makes no such averages.
+        period: number of rounds between two averages over all ranks, 1 or more. Each of these averages waits for all
+            ranks. None: there are no averages over all ranks.
         schedule: the groups of each round; None takes `hvd.Butterfly(size)`.
         average: what is averaged: `"parameters"` (always); `"buffers"`: floating-point buffers such as BatchNorm's
             statistics (pass `named_buffers` to the optimizer); `"state"`: the optimizer's tensors that have a
@@ -383,9 +382,7 @@ class GroupAverage(_ModelPolicy, _OpenRounds):
 
 @dataclass(frozen=True, repr=False)
 class PartialReduce(_ModelPolicy):
-    """Every rank takes its own step, then averages its model with the first `size` - 1 other ranks that are ready.
-
-    The algorithm is P-Reduce (SIGMOD'21).
+    """Every rank takes its own step, then averages its model with other ranks that are ready (P-Reduce, SIGMOD'21).
 
     Args:
         size: ranks in a group, 2 or more. If it is larger than the number of ranks, all ranks are one group.
@@ -545,7 +542,7 @@ def resolve(sync: Policy | str | None, default: Policy | str, *, shares_work: bo
 
 
 def describe(policy: Policy | SharedUpdates, size: int) -> str:
-    """Describe a policy by a text. Ranks compare these texts, so equal policies have equal texts on all ranks."""
+    """Describe a policy by a text. Ranks compare these texts, so equal policies must have equal texts on all ranks."""
     schedule = getattr(policy, "schedule", None)
     if isinstance(schedule, Schedule):  # a schedule's `repr` has a function's address, which differs between ranks
         digest = hashlib.sha256(repr(schedule.to_core(size).table).encode()).hexdigest()[:8]

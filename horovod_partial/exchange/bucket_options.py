@@ -69,7 +69,7 @@ class BucketOptions:
         self.spec()
 
     def spec(self, members: Sequence[str] = (), *, grants: bool = False, **options: Any) -> _core.BucketSpec:
-        """Return the declaration of a bucket. Ranks compare `members`, the texts of its gradients, in round 0.
+        """Return the declaration of a bucket. In round 0 ranks compare `members`, texts that name its gradients.
 
         `grants` is True for the bucket that assigns micro-batches under work sharing. `options` are arguments of
         `bucket_config.arguments`, and replace those of this object.

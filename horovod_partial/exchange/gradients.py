@@ -37,7 +37,7 @@ class Numbers:
         self._counters: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
     def of(self, variable: Any, process_set: ProcessSet) -> int:
-        """Return the number of a variable in a process set, and give it one if it has none."""
+        """Return the number of a variable in a process set. A variable without a number gets the next one."""
         if self._tenure.enter():
             self._counters.clear()
             self._numbers.clear()
@@ -57,7 +57,7 @@ Restore = Callable[[Any], Any]  # the type of a function that makes a gradient f
 
 
 class Kind(NamedTuple):
-    """The dtype and bytes of a gradient that travels. Gradients of a bucket share `place`, such as the device."""
+    """The dtype, bytes and place (such as the device) of a gradient that travels. A bucket has one dtype and place."""
 
     dtype: Any
     nbytes: int
@@ -237,7 +237,7 @@ class Rounds:
 class GradientExchange:
     """Combines the gradients of a step under a gradient policy.
 
-    Under `Full` Horovod itself combines the gradients, tensor by tensor. Under a partial policy they travel in buckets.
+    Under `Full` Horovod combines the gradients, tensor by tensor. Under a partial policy gradients travel in buckets.
 
     `name` is the prefix of the names of tensors and buckets. `arguments` are those of Horovod's optimizer
     (`compression`, `sparse_as_dense`, `op`, `gradient_predivide_factor`, `groups`, `process_set`, `device_dense`,
@@ -369,7 +369,7 @@ class GradientExchange:
 
     @property
     def bucket_names(self) -> list[str]:
-        """The names of all buckets that steps have arrived at."""
+        """The names of all buckets that steps have used."""
         return [name for rounds in self._rounds.values() for name in rounds.buckets.family.names]
 
     @property

@@ -53,7 +53,7 @@ class ModelExchange(ABC):
 
     @abstractmethod
     def _signal(self) -> None:
-        """Tell the other ranks that this rank has ended its period: arrive at a bucket, and wait. Only for eager code."""
+        """Tell the other ranks by a round, and wait for it, that this rank has ended its period. Only for eager code."""
 
     @abstractmethod
     def _average_over_all(self, model: Sequence[Any], name: str, policy: WeightedAverage, work: int) -> Sequence[int]:
@@ -64,7 +64,7 @@ class ModelExchange(ABC):
 
     @property
     def is_needed(self) -> bool:
-        """Whether there are other ranks to average with, or may be later (in an elastic job)."""
+        """Whether there are other ranks to average with, now or (in an elastic job) perhaps later."""
         return self.process_set.included() and not self.runtime.is_alone(self.process_set)
 
     @property

@@ -23,7 +23,7 @@ def check_equal(hashes: Mapping[str, str], gather: Callable[[bytes], Sequence[by
     """Compare every rank's tensors with those of the first rank. All ranks must call this.
 
     `hashes` has the hash of each tensor, by name. `gather` collects the bytes of all ranks, in the order of `ranks`. If
-    tensors differ, every rank raises AssertionError, which names the first different tensor and the ranks that have it.
+    tensors differ, every rank raises AssertionError, which names the first such tensor and the ranks where it differs.
     """
     by_rank, differing = _compared(hashes, gather, ranks)
     if differing:
@@ -41,7 +41,7 @@ def check_alike(kinds: Sequence[str], gather: Callable[[bytes], Sequence[bytes]]
 
     Without this check a rank with an additional variable would wait for the other ranks for ever. `kinds` has dtype and
     shape of each variable. `gather` collects the bytes of all ranks, in the order of `ranks`. If variables differ,
-    every rank raises ValueError, which names the first different variable and the ranks that have it.
+    every rank raises ValueError, which names the first such variable and the ranks where it differs.
     """
     by_rank, differing = _compared({str(index): kind for index, kind in enumerate(kinds)}, gather, ranks)
     if differing:

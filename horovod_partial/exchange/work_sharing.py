@@ -66,9 +66,9 @@ class SharedWork:
         self._passes = passes
         self._updates = weakref.ref(updates)
         self._tenure = Tenure(runtime)  # remembers after which `hvd.init()` the optimizer's buckets were declared
-        self._rounds = 0  # the number of updates since that `hvd.init()`
+        self._rounds = 0  # the number of updates since this `hvd.init()`
         self._made = 0  # how many micro-batches of the open update this rank has computed
-        self._begins = True  # whether `must_apply` begins the next micro-batch, or leaves that to a loader of data
+        self._begins = True  # whether `must_apply` begins the next micro-batch; otherwise a loader of data begins it
 
     def enter(self) -> bool:
         """Let this optimizer receive micro-batches. Returns whether this is the first call since the last `hvd.init()`.
@@ -103,7 +103,7 @@ class SharedWork:
         """Begin a micro-batch, unless one has begun. Apply complete updates first: this changes the weights.
 
         Returns the number of the micro-batch within its update. The share of rank 0 has the first numbers, the share of
-        rank 1 the next ones. This rank may get a number of any share. Returns None after `rounds` applied updates.
+        rank 1 the next ones. This rank may get a number of any share. Returns None if `rounds` updates were applied.
         """
         while self.begun is None and self.rounds < rounds:
             if not self.begin(waits=True):
@@ -157,12 +157,12 @@ class SharedWork:
     def rounds(self) -> int:
         """How many updates have been made. Rounds in which a flush found no gradient on any rank do not count.
 
-        Updates that other ranks made while this rank had joined are counted when its next micro-batch begins.
+        Updates that other ranks made while this rank was in `hvd.join` are counted when its next micro-batch begins.
         """
         return self._rounds if self.is_alone or self.is_current else 0
 
     def rounds_of(self, generation: Tenure) -> int | None:
-        """Return `rounds`; None if this object and `generation` do not belong to the same call of `hvd.init()`."""
+        """Return how many updates were made; None if this object and `generation` are from different `hvd.init()`s."""
         return self._rounds if self.is_alone or self._tenure.is_that_of(generation) else None
 
     # --- Methods that flushes call, declared in `horovod_partial.runtime.appliers.Sharer`

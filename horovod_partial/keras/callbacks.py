@@ -423,9 +423,9 @@ class PartialStatsCallback(keras.callbacks.Callback):
     """Add what happened to the rounds of an epoch to its logs: for the progress bar, `History` and `TensorBoard`.
 
     Put this callback before `TensorBoard`. It adds `late`: the share of this rank's contributions that came too late, 0
-    to 1; `fresh`: the mean number of ranks that were on time for a round; `staleness`: how many rounds late
-    contributions were, on average; `waited_seconds`: how long this rank waited for results. Nothing is added under
-    `hvd.Full()`, which has no rounds; `SlowRanksCallback` also works under `hvd.Full()`.
+    to 1; `fresh`: the mean number of ranks that were on time for a round; `staleness`: by how many rounds contributions
+    were late, on average; `waited_seconds`: how long this rank waited for results. Nothing is added under `hvd.Full()`,
+    which has no rounds; `SlowRanksCallback` also works under `hvd.Full()`.
 
     Args:
         process_set: the process set of the buckets.

@@ -67,7 +67,7 @@ class ModelExchange(models.ModelExchange):
 
     @property
     def is_settled(self) -> bool:
-        """Whether there are no other ranks to average with."""
+        """Whether this rank has no other ranks to average with. Only then no average can be missing."""
         return not self.is_needed
 
     def _signal(self) -> None:

@@ -283,7 +283,7 @@ class _State:
         )
 
     def _introduce(self, name: str, variables: Sequence[Any]) -> None:
-        """Start a comparison of `variables` over the ranks. Later flushes compare variables, too."""
+        """Start a comparison of `variables` over the ranks. From now on flushes also compare the ranks' values."""
         meeting = backend.runtime.meet(self.process_set)
         start = f"{bucket_config.INTERNAL}start.{name}"
         with backend.outside_graphs():
@@ -476,7 +476,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     The arguments before `sync` are those of `horovod.tensorflow.keras.DistributedOptimizer`, except as described here.
     (On Keras 3 that function silently reduces nothing.) Their order is that of `horovod.keras.DistributedOptimizer`,
-    which lacks some of them. The wrapped optimizer works in `model.fit`, with `run_eagerly`, and in your own loops that
+    which lacks some arguments. The wrapped optimizer works in `model.fit`, with `run_eagerly`, and in user loops that
     call `apply`. On TensorFlow `jit_compile=True` raises an error. Saved models contain the unwrapped optimizer:
     `hvd.load_model` wraps it again.
 
@@ -619,8 +619,8 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> Any:
     """Wrap an optimizer same as `hvd.DistributedOptimizer`, but do not combine the gradients of some layers.
 
-    Horovod has this function under the same name, which does not mean partial collectives. All arguments except
-    `local_layers` are those of `hvd.DistributedOptimizer`.
+    This is Horovod's function of the same name. "Partial" in the name does not mean partial collectives. All arguments
+    except `local_layers` are those of `hvd.DistributedOptimizer`.
 
     Args:
         local_layers: a built layer, or several. Their gradients stay on each rank.

@@ -36,7 +36,7 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """Concatenate values of all ranks along their first dimension, as `horovod.keras.allgather`. Only for eager code."""
+    """Concatenate values of all ranks along the first dimension, as `horovod.keras.allgather`. Only for eager code."""
     return backend.horovod.allgather(keras.ops.convert_to_tensor(value), name=name)
 
 

@@ -44,7 +44,7 @@ def serve(ports: Sequence[int], job: str, slots: Sequence[SlotInfo]) -> int:
 
 
 def _serve_until_it_ends(server: RendezvousHTTPServer, program: int) -> NoReturn:
-    """Serve until the process `program` ends. Ignore the signals and close the output that belong to this program."""
+    """Serve until the process `program` ends. Block signals and close output, because both belong to the program."""
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         nothing = os.open(os.devnull, os.O_RDWR)

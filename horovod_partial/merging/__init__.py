@@ -72,7 +72,7 @@ class MergingPlan:
 
     Attributes:
         rule: the rule that made the plan, one of `horovod_partial.merging.RULES`.
-        gradients: names of the parameters, in the order in which backward makes their gradients.
+        gradients: names of the parameters, in the order in which backward computes their gradients.
         nbytes: how many bytes travel for each gradient.
         ready: when each gradient was computed, in seconds after the first gradient: the median of the measured steps,
             from the slowest rank.

@@ -73,8 +73,9 @@ class Planner:
     def meeting(self) -> str:
         """The name of the bucket with which ranks wait for each other.
 
-        This name sorts after the names of all buckets of gradients. A slow rank may wait in a round of gradients while
-        the others wait for it here. Rank 0 then closes the round whose name sorts first (docs/protocol.md, rule 7).
+        A slow rank may wait in a round of gradients while other ranks wait for that rank in this bucket. Rank 0 then
+        closes the round of the bucket whose name sorts first (docs/protocol.md, rule 7). This must be the round of
+        gradients, so the present name sorts after the names of all buckets of gradients.
         """
         return f"{self._name}.wait"
 

@@ -21,7 +21,7 @@ class StepTimes:
     def __init__(self, gradients: int, rows: Sequence[Sequence[float]]) -> None:
         self._steps: list[float] = []
         self._around: list[float] = []
-        # For each gradient, its seconds after each step's first gradient.
+        # For each gradient and each step: how many seconds after the step's first gradient it was computed.
         self._behind: list[list[float]] = [[] for _ in range(gradients)]
         for (*_, begin), (*moments, end) in itertools.pairwise(rows):
             self._steps.append(end - begin)

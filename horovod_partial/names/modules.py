@@ -39,7 +39,7 @@ class _Counterpart(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds modules that Horovod has and `horovod_partial` has no file for. Python asks it after all other finders."""
+    """Finds modules that Horovod has and that are not files of `horovod_partial`. Python asks this finder last."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -71,8 +71,8 @@ def listing(names: list[str]) -> Callable[[], list[str]]:
 def bind(front_end: ModuleType, horovods: ModuleType) -> None:
     """Replace Horovod's modules, such as `horovod.torch.mpi_ops`, among the attributes of `front_end` by our modules.
 
-    The front end's `from horovod.torch import *` has made them its attributes. Without the replacement,
-    `from horovod_partial.torch import mpi_ops` would import Horovod's module.
+    A front end's `from horovod.torch import *` makes Horovod's modules attributes of the front end. If they stayed,
+    `from horovod_partial.torch import mpi_ops` would import Horovod's module, not ours.
     """
     for name, value in list(vars(horovods).items()):
         if isinstance(value, ModuleType) and value.__name__ == f"{horovods.__name__}.{name}":

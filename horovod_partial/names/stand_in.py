@@ -66,7 +66,7 @@ class _Then(Loader):
 
 
 class _Finder(MetaPathFinder):
-    """Replaces Horovod's front ends after import. Python asks this finder first, and it asks the other finders."""
+    """Replaces Horovod's front ends after import. Python asks this finder first. This finder asks all other finders."""
 
     def __init__(self, tell: Callable[[str, list[str]], None]) -> None:
         self._tell = tell

@@ -138,7 +138,7 @@ def arrive(
     `bucket_config.arguments`. `work` is a number of steps, or an iteration, and decides the weight of this rank's model.
     Returns a result for each tensor, and what became of the arrival.
 
-    Raises ValueError if an argument is wrong, or XLA is going to compile the function around this. Raises
+    Raises ValueError if an argument is wrong, or XLA is going to compile the calling function. Raises
     HorovodInternalError if Horovod has failed or was shut down, or the ranks disagree about the bucket. A running graph
     raises `tf.errors.InvalidArgumentError` and `tf.errors.UnknownError` instead.
     """

@@ -27,7 +27,7 @@ watch = runtime.watch
 
 
 def join(*args: Any, **kwargs: Any) -> Any:
-    """Same as `horovod_partial.torch.join`, for `horovod.tensorflow.join`. Only for eager code."""
+    """Same as `horovod_partial.torch.join`, but around `horovod.tensorflow.join`. Only for eager code."""
     if not tf.executing_eagerly():
         raise ValueError("call join outside of graphs: it delivers late contributions when Python calls it")
     return runtime.join(*args, **kwargs)
@@ -73,14 +73,14 @@ def partial_allreduce(
         name: name of the bucket, the same on every rank and in every round. A partial policy needs it.
         op: `hvd.Average` (divides by the number of ranks, not of contributors) or `hvd.Sum`.
         sync: a policy, or its name; None takes `HOROVOD_PARTIAL_SYNC`. Under `hvd.Full()` this is `hvd.allreduce`,
-            or `hvd.grouped_allreduce` of several.
+            or `hvd.grouped_allreduce` for several tensors.
         prescale_factor: multiplies the tensors before the sum.
         postscale_factor: multiplies the results.
         process_set: the ranks that take part.
         return_info: also return what became of the arrival, a `RoundInfo` of tensors; not under `hvd.Full()`.
 
     Returns:
-        The result, or a list of results if `tensor` was several; with `return_info` a pair of this and the `RoundInfo`.
+        The result, or a list of results for several tensors; with `return_info` a pair of this and the `RoundInfo`.
 
     Raises:
         ValueError: an argument is wrong; the name belongs to another shape, dtype or policy, or is in use; or XLA is to

@@ -47,7 +47,7 @@ class _Methods:
     def get_local_and_global_gradients(
         self, target: Any, sources: Sequence[Any], *args: Any, **kwargs: Any
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Return two lists of pairs (source, gradient): first those whose gradients stay on this rank, then the others.
+        """Return two lists of pairs (source, gradient): pairs whose gradients stay on this rank, and all other pairs.
 
         Same as Horovod's method of this name.
         """

@@ -64,7 +64,7 @@ def _by_copies(variables: Sequence[tf.Variable], root_rank: int, process_set: Pr
 
 @tf.function(autograph=False)  # type: ignore[untyped-decorator]
 def _by_copies_at_once(variables: Sequence[tf.Variable], root_rank: int, process_set: ProcessSet) -> None:
-    """Broadcast all variables in one graph. Eager code would send each variable only after the one before it."""
+    """Broadcast all variables in one graph. Eager code would broadcast one variable after the other."""
     _by_copies(variables, root_rank, process_set)
 
 
