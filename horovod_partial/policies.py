@@ -388,7 +388,7 @@ class PartialReduce(_ModelPolicy):
         size: ranks in a group, 2 or more. If it is larger than the number of ranks, all ranks are one group.
         weights: `"constant"`: all models of a group have equal weights, so the mean over all ranks does not change.
             `"staleness"`: a model has less weight, the more steps it is behind the newest model of its group (an
-            exponential moving average over the steps). After the average, all members have the newest model's step count.
+            exponential moving average over the steps). After the average, all members take the newest step count.
         alpha: factor of the moving average, above 0 and at most 1. A lower factor gives stale models less weight.
         average, overlap: same as in `GroupAverage`.
     """

@@ -53,7 +53,7 @@ class ModelExchange(ABC):
 
     @abstractmethod
     def _signal(self) -> None:
-        """Tell the other ranks by a round, and wait for it, that this rank has ended its period. Only for eager code."""
+        """Tell the other ranks that this rank's period has ended: run a round of a bucket. Only for eager code."""
 
     @abstractmethod
     def _average_over_all(self, model: Sequence[Any], name: str, policy: WeightedAverage, work: int) -> Sequence[int]:

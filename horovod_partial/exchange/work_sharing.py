@@ -18,9 +18,9 @@ from horovod_partial.runtime.tenure import Tenure
 class Updates(Protocol):
     """What `SharedWork` needs from a framework: an optimizer's buckets and model, and functions that apply updates.
 
-    `family` are the optimizer's buckets; None before they are declared. Messages of the first bucket grant micro-batches.
-    `is_under_way` is True while gradients of a micro-batch exist and wait for a step. `is_applying` is True while an
-    update is applied. A flush compares `replica` with other ranks; None compares nothing.
+    `family` are the optimizer's buckets; None before they are declared. Messages of the first bucket assign
+    micro-batches to ranks. `is_under_way` is True while gradients of a micro-batch exist and wait for a step.
+    `is_applying` is True while an update is applied. A flush compares `replica` over the ranks; None compares nothing.
     """
 
     @property
@@ -162,7 +162,7 @@ class SharedWork:
         return self._rounds if self.is_alone or self.is_current else 0
 
     def rounds_of(self, generation: Tenure) -> int | None:
-        """Return how many updates were made; None if this object and `generation` are from different `hvd.init()`s."""
+        """Return how many updates were made; None if this object is not from the same `hvd.init()` as `generation`."""
         return self._rounds if self.is_alone or self._tenure.is_that_of(generation) else None
 
     # --- Methods that flushes call, declared in `horovod_partial.runtime.appliers.Sharer`

@@ -67,7 +67,7 @@ class ModelExchange(models.ModelExchange):
 
     @property
     def is_settled(self) -> bool:
-        """Whether this rank has no other ranks to average with. Only then no average can be missing."""
+        """Whether this rank has no other ranks to average with, so that its model needs no flush."""
         return not self.is_needed
 
     def _signal(self) -> None:

@@ -41,9 +41,9 @@ class WorkSharingExchange:
     the program's thread waits. So no two threads use this object at the same time. This class implements
     `exchange.work_sharing.Updates`.
 
-    `gradients`, a `SharedGradients`, sums the gradients of this rank's micro-batches, and sends the sum. `variables` are
-    those of the first step. An update has `passes` micro-batches for each rank, on average. No micro-batch begins after
-    `end` updates. `replica_of` returns the values of the trained variables for the comparison in flushes.
+    `gradients`, a `SharedGradients`, sums the gradients of this rank's micro-batches, and sends the sum. `variables`
+    are those of the first step. An update has `passes` micro-batches for each rank, on average. No micro-batch begins
+    after `end` updates. `replica_of` returns the values of the trained variables for the comparison in flushes.
 
     `work` knows which micro-batch this rank has begun. `is_new` is True until a step has run. The first step begins
     the first micro-batch of this rank's share. `loaded` says for which micro-batch the newest batch was loaded: the

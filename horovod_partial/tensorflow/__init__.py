@@ -2,7 +2,7 @@
 
     import horovod_partial.tensorflow as hvd
 
-Names of `horovod.tensorflow` have the same meaning here. But `init`, `shutdown` and `join` also start or end partial
+Names of `horovod.tensorflow` have the same meaning here. But `init`, `shutdown` and `join` also handle partial
 collectives, and `DistributedGradientTape` and `DistributedOptimizer` take a `sync` policy and work on Keras 3.
 """
 

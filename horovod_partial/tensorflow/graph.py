@@ -135,7 +135,7 @@ def arrive(
     """Contribute tensors to a bucket's open round (arrive), in eager code or in a graph.
 
     All tensors have one dtype, which Horovod can reduce. They travel in one message. `spec` comes from
-    `bucket_config.arguments`. `work` is a number of steps, or an iteration, and decides the weight of this rank's model.
+    `bucket_config.arguments`. `work`, a number of steps or an iteration, decides the weight of this rank's model.
     Returns a result for each tensor, and what became of the arrival.
 
     Raises ValueError if an argument is wrong, or XLA is going to compile the calling function. Raises

@@ -29,7 +29,7 @@ def broadcast_variables(
         variables: the variables; on every rank the same dtypes and shapes in the same order.
         root_rank: the rank whose values all ranks get.
         process_set: the ranks that take part.
-        inplace: whether to receive values directly in the variables' memory. Horovod supports this for some dtypes only.
+        inplace: whether to receive values directly in the variables' memory. Horovod supports this for some dtypes.
 
     Returns:
         The operation in a graph, otherwise None.

@@ -46,7 +46,7 @@ class _Bucket:
 
     @property
     def config(self) -> _attach.BucketConfig:
-        """What the bucket is declared with. An elastic job may change the number of ranks, so this is made anew."""
+        """What the bucket is declared with now. (An elastic job may change the number of ranks.)"""
         spec = self._options.spec(self._members, grants=self._grants)
         return _attach.BucketConfig(spec, dtype=_TYPES[self.wire.dtype.name], shape=[self.wire.size], device=-1)
 
