@@ -65,7 +65,7 @@ class Kind(NamedTuple):
 
 
 class Wire(NamedTuple):
-    """A gradient in the form that travels. `restore` converts a result to a gradient; None if the buckets do so."""
+    """A gradient in the form that is sent. `restore` converts a result to a gradient; None if the buckets do so."""
 
     tensor: Any
     kind: Kind
@@ -95,7 +95,7 @@ class Buckets(Protocol):
         """Contribute the gradients of a step to all buckets. Returns what the other methods take as `arrived`."""
 
     def take_first(self, arrived: Any, apply: Apply) -> None:
-        """Take the oldest round that has ended, if any, and apply its gradients by `apply`."""
+        """Take the oldest round that has ended, if any, and call `apply` with its gradients."""
 
     def take_all(self, arrived: Any) -> None:
         """Take and apply all rounds that have ended, oldest first. In a flush, which is eager, `arrived` is None."""
@@ -115,12 +115,12 @@ class Framework(Protocol):
         """Return a gradient, dense or sparse, divided by a number."""
 
     def wire(self, gradient: Any, variable: Any, options: BucketOptions) -> Wire:
-        """Return the gradient of a variable in the form in which it travels."""
+        """Return the gradient of a variable in the form that is sent to other ranks."""
 
     def buckets(
         self, planned: Sequence[Planned], variables: list[Any], options: BucketOptions, apply: Apply | None
     ) -> Buckets:
-        """Make the planned buckets of `variables`. `take_all` calls `apply` for each round; tapes pass None."""
+        """Make the planned buckets of `variables`. `take_all` calls `apply` for each round. Tapes have no `apply`."""
 
     def reduce_fully(
         self, name: str, gradients: list[Any], variables: list[Any], arguments: dict[str, Any], *, is_optimizer: bool

@@ -11,7 +11,7 @@ from horovod_partial.runtime.healing import Key, Replica
 
 
 def hashes_of(replica: Replica) -> dict[str, str]:
-    """Return a hash of each value of a replica, by name. The options of parameter groups are left out."""
+    """Return a hash of each value of a replica (a rank's model and optimizer), without options of parameter groups."""
     values: dict[Key, Any] = {key: repr(of).encode() for key, of in replica.numbers().items() if key[0] != "group"}
     return {
         " ".join(map(str, key)).strip(): hashlib.blake2b(data, digest_size=8).hexdigest()

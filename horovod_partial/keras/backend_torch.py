@@ -48,7 +48,7 @@ outside_graphs = nullcontext  # does nothing: on PyTorch, code within `outside_g
 
 
 def when_it_runs(function: Callable[..., Any], *inputs: Any, **kind: Any) -> Any:
-    """Call a function at once, because PyTorch has no graph here. (On TensorFlow: each time that the graph runs.)"""
+    """Call a function now, because PyTorch has no graph here. (TensorFlow's version calls it when the graph runs.)"""
     return function(*inputs)
 
 
@@ -219,11 +219,11 @@ class SharedGradients:
             bucket.reset()
 
     def take(self) -> bool:
-        """Take the oldest untaken update that has a gradient. Returns False if there is none."""
+        """Take the oldest complete update that has a gradient. Returns False if there is no such update."""
         return self.family.take_into_buckets() > 0
 
     def results(self, *, alone: bool) -> list[torch.Tensor]:
-        """Return the gradients of the taken update, valid until `add`. `alone` says that there are no other ranks."""
+        """Return the gradients of the taken update, valid until the next `add`. `alone`: there are no other ranks."""
         for bucket in self._sums:
             bucket.begin_update()
         factor = self.options.factor if alone else 1.0

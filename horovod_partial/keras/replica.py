@@ -1,4 +1,4 @@
-"""The values of a Keras training that ranks compare, in flushes and in `hvd.assert_replicas_equal`."""
+"""The replica of a Keras training: the values that ranks compare in flushes and in `hvd.assert_replicas_equal`."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class WorkSharingExchange:
     number of the update, and the number of the micro-batch in this update. It is None if unknown.
     """
 
-    is_applying = False  # no code of the user's runs while an update is applied
+    is_applying = False  # no user code, which could flush, runs while an update is applied
     is_settled = True  # between two steps this rank has no late gradients, and has applied all updates it has taken
 
     def __init__(
@@ -140,7 +140,7 @@ class WorkSharingExchange:
         return self.work.must_apply()
 
     def _take(self) -> list[Any] | None:
-        """Return the gradients of the oldest untaken update; None if there is no update, or it has no gradient."""
+        """Return the gradients of the oldest complete update; None if there is none, or if it has no gradient."""
         if not self.work.is_alone and not self._gradients.take():
             return None
         self.work.applied()

@@ -103,7 +103,7 @@ class SharedGradients:
                 bucket.handle = runtime.submit(number, bucket.name, bucket.config, address, address, work=0, stream=0)
 
     def take(self) -> bool:
-        """Take the oldest untaken update. Returns False if there is no update, or if the update has no gradient."""
+        """Take the oldest complete update. Returns False if there is no such update, or if it has no gradient."""
         if not self.family.take_round([bucket.wire.ctypes.data for bucket in self._buckets]):
             return False
         for bucket in self._buckets:
