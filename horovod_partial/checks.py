@@ -12,7 +12,7 @@ from typing import Any
 
 
 def require(fits: bool, name: str, allowed: str, value: Any) -> None:
-    """Raise a ValueError of one line unless an argument `fits`. `allowed` says in words what it must be."""
+    """Raise a ValueError of one line unless an argument `fits`. `allowed` says in words which values fit."""
     if not fits:
         shown = " ".join(repr(value).split())  # an error message has one line, so remove line breaks
         raise ValueError(f"{name} must be {allowed}, not {shown if len(shown) <= 200 else shown[:200] + '...'}")

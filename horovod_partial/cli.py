@@ -36,7 +36,7 @@ assert x.numpy().tolist() == [hvd.size()] * 3, x
 hvd.shutdown()
 """
 
-# Code that is added to a self-test if Horovod has NCCL. It prints one line of JSON, which says which NCCL is in use.
+# Code that is added to a self-test if Horovod has NCCL. The code prints which NCCL is in use, as one line of JSON.
 NCCL_QUESTION = """
 import json
 from horovod.{framework} import mpi_ops
@@ -45,8 +45,8 @@ own = nccl.of_horovod(mpi_ops._basics.MPI_LIB_CTYPES._name, mpi_ops.nccl_built()
 print(json.dumps(nccl.describe("{framework}", own, nccl.loaded())))
 """
 
-# The user's program, which `horovod-partial run` starts. It begins only after typer has returned.
-# If the user's program ran within typer, typer would catch some of the program's exceptions.
+# The user's program, which `horovod-partial run` starts. The program starts only after typer has returned, because
+# typer would catch some of the program's exceptions.
 _programs: list[Callable[[], None]] = []
 
 
@@ -96,7 +96,7 @@ def check() -> None:
 
 
 def _self_test(framework: str, has_nccl: bool) -> tuple[str, str]:
-    """Return why the self-test failed, empty if it passed; and which NCCL is in use, empty if Horovod has none."""
+    """Return two texts: why the self-test failed (or ""), and which NCCL is in use (or "" if none or not known)."""
     program = SELF_TEST + (NCCL_QUESTION if has_nccl else "")
     command = [sys.executable, "-c", program.format(framework=framework)]
     try:
@@ -116,7 +116,7 @@ def plan(
     ns_per_byte: float | None = typer.Option(None, min=0.0, help="Time of a byte; replaces the measured one."),
     output: str | None = typer.Option(None, help="File for a picture of backward and messages under each rule."),
 ) -> None:
-    """Compare the rules that plan merged gradients, on the times that a saved plan was made from."""
+    """Compare the rules that plan which gradients travel in one message, by the measured times in a saved plan."""
     from horovod_partial import merging
 
     with _refusing():
@@ -180,7 +180,7 @@ def simulate(
 ) -> None:
     """Simulate a job: iteration time, efficiency, contributors and staleness, by policy, rule and number of ranks.
 
-    Column bound: the best schedule of whole micro-batches (work sharing). Default cluster: the MG-WFBP paper's first.
+    Column bound: the best possible schedule of whole micro-batches. Default cluster: the first of the MG-WFBP paper.
     """
     from horovod_partial.insight.simulate import Cluster, Result, Trace, parse_delays
     from horovod_partial.insight.simulate import simulate as run
@@ -250,7 +250,7 @@ def report(
     run: str | None = typer.Option(None, help="Name of a run; without it the newest one is read."),
     output: str | None = typer.Option(None, help="File for a page with plots, FILE.html; it needs no network."),
 ) -> None:
-    """Tell from a recording which rank is slow, where the time went, and what waiting has cost."""
+    """Show from a recording which rank is slow, where the time went, and how much time ranks have waited."""
     from horovod_partial.insight import recording
     from horovod_partial.insight.report import Summary, text
 
@@ -298,7 +298,7 @@ def top(
 ) -> None:
     """Show a running job, rank by rank. HOROVOD_PARTIAL_METRICS_PORT must be set in the job.
 
-    Without --once it waits for a job that has not begun.
+    Without --once this command waits until the job begins.
     """
     from rich.live import Live
 
@@ -378,7 +378,7 @@ def srun(command: list[str] = typer.Argument(help="A program and its arguments."
 
 
 def _for_output(module: str, needs: str, install: str) -> Any:
-    """Import a module that only the option `--output` uses. Refuses the command if a needed package is missing."""
+    """Import a module that only `--output` uses. Ends the command with an error if a needed package is missing."""
     try:
         return importlib.import_module(f"horovod_partial.{module}")
     except ImportError:

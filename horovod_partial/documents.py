@@ -32,7 +32,7 @@ def load(path: str | PathLike[str], what: str) -> Any:
 def read_as(kind: type[Kind], document: Any, path: str | PathLike[str], what: str) -> Kind:
     """Convert the content of a JSON file to a dataclass. `path` and `what` name the file and its purpose in errors.
 
-    Raises ValueError if a field is missing, has another type, or is refused by the class itself.
+    Raises ValueError if a field is missing or has another type, or if the class refuses its value.
     """
     try:
         return TypeAdapter(kind).validate_python(document)

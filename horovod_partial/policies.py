@@ -1,6 +1,6 @@
-"""Sync policies. A policy says when a round of a collective closes, and who waits for it.
+"""Sync policies. A policy says when a round (one execution of a collective) closes, and which ranks wait for it.
 
-A policy says nothing about data; see `docs/policies.md` for how to choose one.
+`docs/policies.md` explains how to choose a policy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 
-# Policies that this version no longer has, each with what to take instead.
+# Policies that only earlier versions had, each with an error message that says what to use instead.
 _GONE = {
     "Auto": "hvd.Auto is gone. Take hvd.Solo(), which was at least as fast in each measured job, or what `horovod-partial advise` "
     "recommends from a recording",
@@ -39,7 +39,7 @@ _GONE = {
 
 
 def of_module(module: str) -> Callable[[str], Any]:
-    """Return a front end's `__getattr__`. It says what to take in place of policies that are gone."""
+    """Return the `__getattr__` of a front end's module. For a removed policy, its error says what to use instead."""
 
     def get(name: str) -> Any:
         raise AttributeError(_GONE.get(name, f"module {module!r} has no attribute {name!r}"))
@@ -49,7 +49,7 @@ def of_module(module: str) -> Callable[[str], Any]:
 
 __getattr__ = of_module(__name__)
 
-LONGEST_GRACE_MS = 31_536_000_000  # a grace is at most one year, the same as kLongest in cpp/core/values/types.h
+LONGEST_GRACE_MS = 31_536_000_000  # the largest `grace_ms`: one year, the same as kLongest in cpp/core/values/types.h
 FOR_EVER = 2**31 - 1  # a `max_staleness` of this many rounds sets no bound on staleness
 
 
@@ -62,26 +62,26 @@ class _Policy:
         given = [
             f"{each.name}={getattr(self, each.name)!r}"
             for each in _options(type(self))
-            if repr(getattr(self, each.name)) != repr(each.default)  # `repr` tells 1 (one rank) from 1.0 (all ranks)
+            if repr(getattr(self, each.name)) != repr(each.default)  # 1 (one rank) == 1.0 (all ranks)
         ]
         return f"{type(self).__name__}({', '.join(given)})"
 
     def to_core(self, size: int) -> _core.Policy:
-        """Return the C++ core's policy, which says when a round of `size` ranks closes.
+        """Return the C++ core's form of this policy, for `size` ranks.
 
-        Its `description` is empty; `bucket_config` sets it.
+        The result's field `description` is empty; `bucket_config` sets this field later.
         """
         raise NotImplementedError
 
 
 def _options(policy: type[_Policy]) -> list[Field[Any]]:
-    """Return the fields that a policy's constructor takes. Those that can be positional come first."""
+    """Return the fields that are arguments of a policy's constructor, the positional arguments first."""
     return sorted((each for each in fields(policy) if each.init), key=lambda each: bool(each.kw_only))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class _OpenRounds(_Policy):
-    """A policy whose rounds may close without some of the ranks."""
+    """Base class of policies whose rounds may close before all ranks have arrived."""
 
     max_staleness: int = 8
     grace_ms: float | str = "auto"
@@ -100,7 +100,7 @@ class _OpenRounds(_Policy):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LateGradients(_OpenRounds):
-    """A policy under which gradients may be late."""
+    """Base class of policies under which a rank's gradients may come too late for a round."""
 
     missed: str = "replay"
     replay_limit: int = 8
@@ -113,7 +113,7 @@ class LateGradients(_OpenRounds):
 
 @dataclass(frozen=True, repr=False)
 class Full(_Policy):
-    """Every rank waits for every other: Horovod's own collective, bit for bit."""
+    """Every rank waits for every other rank: Horovod's own collective, bit for bit."""
 
     def to_core(self, size: int) -> _core.Policy:
         raise TypeError(f"{self!r} has no rounds: it is Horovod's own collective")
@@ -121,19 +121,19 @@ class Full(_Policy):
 
 @dataclass(frozen=True, repr=False)
 class Solo(LateGradients):
-    """The first rank that arrives closes the round; nobody waits (eager-SGD, PPoPP'20, section 4.1).
+    """The first rank that arrives closes the round, and waits for no other rank (eager-SGD, PPoPP'20, section 4.1).
 
     Args:
-        max_staleness: rounds that a rank may miss in a row before the others wait for it, 0 or more.
-        grace_ms: how long a round that could close stays open for ranks about to arrive, in milliseconds. `"auto"`
-            learns it from recent arrivals, and never exceeds 5 % of the median step.
-        missed: what a late rank does with the results that it missed. With `"replay"` none is lost. An optimizer
-            applies each in its own step, same as the other ranks, so that after a flush models and optimizer states are
-            equal bit for bit. Where only one result can be given, as in `hvd.partial_allreduce`, it is their sum.
-            `"latest"` takes only the newest (eager-SGD), which loses updates.
-        replay_limit: how many missed results an optimizer keeps, each as large as the gradients, 2 or more. The others
-            wait for a rank that keeps this many. If they cannot wait, for example because this rank is blocked in a
-            collective of Horovod's, its two oldest results are added up (`summed` in `hvd.partial_stats()`).
+        max_staleness: rounds that a rank may miss in a row before the other ranks wait for this rank, 0 or more.
+        grace_ms: how many milliseconds a round that could close stays open for further ranks. `"auto"` chooses this
+            time from recent arrivals, at most 5 % of the median time of a step.
+        missed: what a late rank does with the results of rounds that it missed. Under `"replay"` no result is lost. An
+            optimizer applies each result in a step of its own, same as the other ranks. So after a flush, models and
+            optimizer states are equal bit for bit. `hvd.partial_allreduce` and tapes return the sum of these results.
+            Under `"latest"` the rank takes only the newest result, and loses the others (eager-SGD).
+        replay_limit: how many missed results an optimizer keeps, 2 or more; each is as large as all gradients. The
+            other ranks wait for a rank that keeps this many. If they cannot wait, for example because the late rank
+            waits in Horovod's own collective, it adds up its two oldest results (`summed` in `hvd.partial_stats()`).
     """
 
     def to_core(self, size: int) -> _core.Policy:
@@ -145,9 +145,9 @@ class Majority(LateGradients):
     """A round closes when at least half of the ranks have arrived.
 
     Args:
-        initiator: None guarantees half of the ranks in each round. `"random"` is the paper's statistical form
+        initiator: with None, each round has at least half of the ranks. `"random"` is the paper's statistical form
             (eager-SGD, PPoPP'20, section 4.2): one rank is drawn for each round, and the round closes when that rank
-            has arrived. On average half of the ranks are then on time, but in a single round it may be only one.
+            has arrived. On average half of the ranks are then on time, but in a single round perhaps only one rank is.
         seed: seed of the draws for `initiator="random"`, an int; the same on every rank.
         max_staleness, grace_ms, missed, replay_limit: same as in `Solo`.
     """
@@ -168,7 +168,7 @@ class Majority(LateGradients):
 
 @dataclass(frozen=True, repr=False)
 class Quorum(LateGradients):
-    """A round closes when `ranks` ranks have arrived, or that share of them.
+    """A round closes when a given number of ranks, or a given share of all ranks, has arrived.
 
     Args:
         ranks: a number of ranks, 1 or more (an int), or a share of all ranks, above 0 and up to 1 (a float). An int
@@ -177,7 +177,7 @@ class Quorum(LateGradients):
     """
 
     ranks: int | float
-    # This field makes policies with 1 (one rank) and 1.0 (all ranks) unequal, although the numbers are equal.
+    # With this field `Quorum(1)` (one rank) and `Quorum(1.0)` (all ranks) are unequal, although 1 == 1.0.
     is_share: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -198,13 +198,13 @@ class Quorum(LateGradients):
 
 @dataclass(frozen=True, repr=False)
 class WorkSharing(_Policy):
-    """The micro-batches of an update belong to all ranks, and each free rank takes the next one.
+    """All ranks share the micro-batches of an update: each rank that is free takes the next micro-batch.
 
-    Only for `hvd.DistributedOptimizer` in PyTorch and Keras. An update has `backward_passes_per_step` micro-batches for each
-    rank, on average. Their gradients are all computed with the weights that the previous update has left, same as with
-    `hvd.Full()` and gradient accumulation. No gradient is late, and all ranks have the same model after every update.
-    A slow rank makes fewer micro-batches, and the others make more. Scheduling theory calls this work sharing, or
-    central self-scheduling (docs/policies.md).
+    This policy is only for `hvd.DistributedOptimizer` in PyTorch and Keras. An update has `backward_passes_per_step`
+    micro-batches for each rank, on average. All their gradients are computed with the weights after the previous
+    update, same as with `hvd.Full()` and gradient accumulation. No gradient is late, and all ranks have the same model
+    after every update. A slow rank computes fewer micro-batches than the other ranks. Scheduling theory calls this work
+    sharing, or central self-scheduling (docs/policies.md).
     """
 
     def to_core(self, size: int) -> _core.Policy:
@@ -215,8 +215,8 @@ class WorkSharing(_Policy):
 class SharedUpdates(_Policy):
     """The policy of the buckets of an optimizer under `WorkSharing`.
 
-    An update has `passes` micro-batches per rank, on average. With `grants`, this bucket carries the grants of
-    micro-batches, and messages about begun ones.
+    An update has `passes` micro-batches per rank, on average. If `grants` is True, the bucket's messages also assign
+    micro-batches to ranks, and report which micro-batches have begun.
     """
 
     passes: int
@@ -249,11 +249,11 @@ class _Schedule:
 
 @dataclass(frozen=True)
 class Butterfly(_Schedule):
-    """Groups along a butterfly (WAGMA-SGD, IEEE TPDS 2021, section 3.2).
+    """Groups along a butterfly network, as in an FFT (WAGMA-SGD, IEEE TPDS 2021, section 3.2).
 
-    If `size` and the number of ranks are powers of two, a change of a model has reached all ranks after log(ranks) /
-    log(size) rounds. Otherwise groups have at most `size` ranks, and may differ in size. Algorithm 1 of the paper
-    shifts its mask too far; this class follows the paper's worked example instead.
+    If `size` and the number of ranks are powers of two, a change of one rank's model has reached all ranks after
+    log(ranks) / log(size) rounds. Otherwise groups have at most `size` ranks, and may differ in size. Algorithm 1 of
+    the paper shifts its mask too far; this class follows the paper's worked example instead.
 
     Args:
         size: ranks in a group, 2 or more. If it is larger than the number of ranks, all ranks are one group.
@@ -270,12 +270,13 @@ class Butterfly(_Schedule):
 
 @dataclass(frozen=True)
 class Schedule(_Schedule):
-    """Groups of ranks that a function of yours decides.
+    """Groups of ranks that the user's function chooses.
 
     Args:
         function: is called with a round and a rank, and returns the rank's group: any hashable value, equal for ranks
             that reduce together. It must be the same function on every rank.
-        rounds: the period of the groups, 1 or more. `function` is called for the rounds from 0 to `rounds` - 1 only.
+        rounds: after how many rounds the groups repeat, 1 or more. `function` is called only for rounds 0 to
+            `rounds` - 1.
     """
 
     function: Callable[[int, int], Hashable]
@@ -298,13 +299,13 @@ def _check_share(name: str, value: Any) -> None:
 
 
 class _ModelPolicy(_Policy):
-    """A policy whose contributions are models."""
+    """Base class of policies that average models, not gradients."""
 
     average: tuple[str, ...]
     overlap: bool | str
 
     def _check_average(self) -> None:
-        """Check what is averaged, and how; and let `average` be a tuple, also if it was given as a text or a list."""
+        """Check the options `average` and `overlap`. Convert a text or a list in `average` to a tuple."""
         given: Any = self.average
         names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else ()
         if "parameters" not in names or any(name not in ("parameters", "buffers", "state") for name in names):
@@ -324,27 +325,27 @@ class _ModelPolicy(_Policy):
 
 @dataclass(frozen=True, repr=False)
 class GroupAverage(_ModelPolicy, _OpenRounds):
-    """Every rank takes its own step, then averages its model with its group, without waiting (WAGMA-SGD, IEEE TPDS 2021).
+    """Every rank takes its own step, then averages its model within its group (WAGMA-SGD, IEEE TPDS 2021).
 
-    The first rank that arrives starts the round for all groups, of S ranks each. A rank that is on time gets sum / S. A
-    late rank gets (sum + own) / (S + 1), and the sum contains the model of its last arrival. (The released code of the
-    paper always takes the second form, and averages before the step: see `overlap`. This class follows Algorithm 2.)
+    The first rank that arrives starts the round for all groups, and does not wait for late ranks. The round sums the
+    models of the S ranks in a group. For a late rank, the sum contains the model of its last arrival. A rank on time
+    gets sum / S, and a late rank gets (sum + its present model) / (S + 1), as in Algorithm 2 of the paper.
 
     Args:
         size: ranks in a group, 2 or more. None takes the largest power of two that is not above the square root of the
             number of ranks, and at least 2.
-        period: number of rounds between two averages over all ranks, for which all ranks wait; 1 or more. None makes no
-            such averages.
-        schedule: the groups, if not `hvd.Butterfly(size)`.
-        average: what is averaged: `"parameters"`; `"buffers"`, floating-point ones such as BatchNorm's statistics (pass
-            `named_buffers` to the optimizer); `"state"`, the optimizer's tensors of a parameter's shape, such as
-            momentum. Everything else stays each rank's own.
-        overlap: what the program may do while an average runs. False: nothing, because `step` waits for the average.
-            True: load data; the next forward pass of any module waits. `"gradient"`: also run the next forward and
-            backward pass. The next `step` then waits, and applies that gradient to the average, although it was computed
-            on the model before the average. (So does the paper's released code, and Algorithm 1 of D-PSGD, NIPS 2017.)
-            `synchronize` waits, too. Until then parameters hold the values before the average, and must not be changed.
-            Only for PyTorch.
+        period: number of rounds between two averages over all ranks, 1 or more. Each of these averages waits for all
+            ranks. None: there are no averages over all ranks.
+        schedule: the groups of each round; None takes `hvd.Butterfly(size)`.
+        average: what is averaged: `"parameters"` (always); `"buffers"`: floating-point buffers such as BatchNorm's
+            statistics (pass `named_buffers` to the optimizer); `"state"`: the optimizer's tensors that have a
+            parameter's shape, such as momentum. Each rank keeps its own values of everything else.
+        overlap: what the program may do while an average runs. Keras allows only False, PyTorch all three values.
+            False: nothing, because `step` waits for the average. True: load data; the next forward pass of any module
+            waits for the average. `"gradient"`: also run the next forward and backward pass, on the model before the
+            average. The next `step` waits for the average, and applies this gradient to the average, same as the
+            released code of WAGMA-SGD and Algorithm 1 of D-PSGD (NIPS 2017). While an average runs, parameters hold
+            their old values, and the program must not change them. `optimizer.synchronize()` waits for the average.
         max_staleness, grace_ms: same as in `Solo`.
     """
 
@@ -367,7 +368,7 @@ class GroupAverage(_ModelPolicy, _OpenRounds):
         self._check_average()
 
     def schedule_for(self, size: int) -> Butterfly | Schedule:
-        """Return the schedule of a job of `size` ranks, which gives the groups of each round."""
+        """Return the schedule that gives the groups of each round among `size` ranks."""
         if self.schedule is not None:
             return self.schedule
         return Butterfly(max(2, 2 ** int(math.log2(max(size, 1)) / 2)) if self.size is None else self.size)
@@ -381,14 +382,14 @@ class GroupAverage(_ModelPolicy, _OpenRounds):
 
 @dataclass(frozen=True, repr=False)
 class PartialReduce(_ModelPolicy):
-    """Every rank takes its own step, then averages its model with the first ranks that are ready too (P-Reduce, SIGMOD'21).
+    """Every rank takes its own step, then averages its model with other ranks that are ready (P-Reduce, SIGMOD'21).
 
     Args:
         size: ranks in a group, 2 or more. If it is larger than the number of ranks, all ranks are one group.
-        weights: `"constant"`: all models have equal weights, so their mean over all ranks is preserved. `"staleness"`:
-            the further a model is behind the newest of its group, in steps, the less it counts (an exponential moving
-            average over the steps). After the average all members count the steps of the newest.
-        alpha: factor of the moving average, above 0 and at most 1. The nearer to 0, the less stale models count.
+        weights: `"constant"`: all models of a group have equal weights, so the mean over all ranks does not change.
+            `"staleness"`: a model has less weight, the more steps it is behind the newest model of its group (an
+            exponential moving average over the steps). After the average, all members take the newest step count.
+        alpha: factor of the moving average, above 0 and at most 1. A lower factor gives stale models less weight.
         average, overlap: same as in `GroupAverage`.
     """
 
@@ -416,16 +417,16 @@ class PartialReduce(_ModelPolicy):
 
 @dataclass(frozen=True, repr=False)
 class WeightedAverage(_ModelPolicy):
-    """Ranks train separately, and periodically average their models, weighted by the steps of each (WP-SGD).
+    """Ranks train separately, and periodically average their models, weighted by each rank's steps (WP-SGD).
 
-    Each rank takes steps until the fastest has taken `period` of them; slower ranks finish their present step. A rank
-    that has taken T steps fewer than the fastest since the last average gets the weight contraction^T.
+    When the fastest rank has taken `period` steps, slower ranks finish only their present step before the average. The
+    model of a rank that has taken T steps fewer than the fastest since the last average has the weight contraction^T.
 
     Args:
         period: steps of the fastest rank between two averages, 1 or more.
         contraction: factor by which a step shrinks the distance to the solution, above 0 and at most 1. 1 is the plain
-            average. For a loss with strong convexity lambda, and a learning rate eta, it is at most 1 - lambda * eta.
-            `horovod_partial.exchange.wp_sgd.estimate_contraction` measures it.
+            average. For a loss with strong convexity lambda, and a learning rate eta, the factor is at most
+            1 - lambda * eta. `horovod_partial.exchange.wp_sgd.estimate_contraction` estimates the factor from losses.
         average, overlap: same as in `GroupAverage`.
     """
 
@@ -451,7 +452,7 @@ ModelPolicy = GroupAverage | PartialReduce | WeightedAverage
 Policy = GradientPolicy | ModelPolicy
 
 
-# The policies by their names in texts, such as `work_sharing` for `WorkSharing`.
+# The policies by the names that `parse` knows, such as `work_sharing` for `WorkSharing`.
 _BY_NAME: dict[str, type[Policy]] = {
     re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower(): kind for kind in get_args(Policy)
 }
@@ -478,7 +479,7 @@ def parse(text: str) -> Policy:
 
 
 def _named(kind: type[Policy], arguments: list[str]) -> dict[str, Any]:
-    """Return the values of the arguments in a policy's text, by name."""
+    """Return the arguments in a policy's text as a dict from names to values."""
     options = _options_in_texts(kind)
     by_position = [each.name for each in options if not each.kw_only]
     known = {each.name for each in options}
@@ -525,7 +526,7 @@ def _form(name: str, kind: type[Policy]) -> str:
 
 
 def resolve(sync: Policy | str | None, default: Policy | str, *, shares_work: bool = False) -> Policy:
-    """Return the policy for `sync`: a policy, its text, or None for the default.
+    """Return the policy that `sync` stands for. `sync` is a policy, a policy's text, or None for `default`.
 
     Raises ValueError if `sync` is not a policy, or is `WorkSharing` while `shares_work` is False.
     """
@@ -541,7 +542,7 @@ def resolve(sync: Policy | str | None, default: Policy | str, *, shares_work: bo
 
 
 def describe(policy: Policy | SharedUpdates, size: int) -> str:
-    """Describe a policy by a text. Ranks compare these texts, so equal policies have equal texts on all ranks."""
+    """Describe a policy by a text. Ranks compare these texts, so equal policies must have equal texts on all ranks."""
     schedule = getattr(policy, "schedule", None)
     if isinstance(schedule, Schedule):  # a schedule's `repr` has a function's address, which differs between ranks
         digest = hashlib.sha256(repr(schedule.to_core(size).table).encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""Every environment variable of horovod_partial. Arguments override variables, and variables override defaults."""
+"""Reads the environment variables of horovod_partial. Arguments override variables, and variables override defaults."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Settings(BaseSettings):
 
     @property
     def watches_steps(self) -> bool:
-        """Whether rank 0 is told how long each rank computes."""
+        """Whether every rank reports to rank 0 how long it computes in each step."""
         return self.watch or self.metrics_port > 0
 
     @field_validator("sync")
@@ -91,7 +91,7 @@ def settings() -> Settings:
         return Settings()
     except ValidationError as error:
         wrong = {str(one["loc"][0]): one for one in error.errors()}
-        # pydantic puts an error that a validator of `Settings` raised into "ctx". In "msg" it adds words of its own.
+        # Prefer "ctx", which has the error of a validator of `Settings` as raised. In "msg" pydantic adds words to it.
         causes = {name: one.get("ctx", {}).get("error", one["msg"]) for name, one in wrong.items()}
         texts = [f"{PREFIX}{name.upper()}={one['input']!r}: {causes[name]}" for name, one in wrong.items()]
         raise ValueError("; ".join(texts)) from None
@@ -107,11 +107,11 @@ def shared() -> dict[str, Any]:
 
 
 def adopt(by_rank: Sequence[Mapping[str, Any]], rank: int) -> list[str]:
-    """Take the settings of rank 0 for all that this rank has not set itself.
+    """Copy those settings from rank 0 that the environment of this rank does not set.
 
-    `by_rank` has the result of `shared` on each rank. Returns the taken variables in texts such as
-    `HOROVOD_PARTIAL_SYNC=solo`. If a rank has set a variable differently than rank 0, every rank raises the same
-    ValueError; it names the variable and the ranks.
+    `by_rank` has the result of `shared` on each rank. Returns the copied variables as texts, such as
+    `HOROVOD_PARTIAL_SYNC=solo`. If a rank has set a variable differently from rank 0, every rank raises the same
+    ValueError, which names the variable and the ranks.
     """
     first = by_rank[0]
     for name, field in Settings.model_fields.items():

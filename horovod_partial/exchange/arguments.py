@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def is_average(op: int, average: int, total: int) -> bool:
-    """Return whether `op` is `average` and not `total`, the framework's numbers. Any other `op` raises ValueError."""
+    """Return whether `op` is Average (the number `average`), not Sum (`total`). Any other `op` raises ValueError."""
     if op not in (average, total):
         raise ValueError(
             "partial collectives reduce with op=hvd.Average or hvd.Sum; use sync=hvd.Full() for the others"
@@ -40,7 +40,7 @@ def is_average(op: int, average: int, total: int) -> bool:
 
 
 def check_predivide(arguments: Mapping[str, Any], average: int) -> None:
-    """Raise ValueError if `gradient_predivide_factor` is given and `op` is not `average`, the framework's Average."""
+    """Raise ValueError if `gradient_predivide_factor` is given and `op` is not Average (the number `average`)."""
     if arguments["gradient_predivide_factor"] != 1.0 and arguments["op"] != average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
 
@@ -55,7 +55,7 @@ def check_sampler(batch_size: Any, shuffle: Any, drop_last: Any, process_set: An
 
 
 def of_allreduce(sync: Policy | str | None, arguments: Mapping[str, Any]) -> GradientPolicy:
-    """Return the policy for `hvd.partial_allreduce`. None takes that of `HOROVOD_PARTIAL_SYNC`.
+    """Return the policy for `hvd.partial_allreduce`. If `sync` is None, `HOROVOD_PARTIAL_SYNC` decides.
 
     Raises ValueError if `sync` averages models, or one of the other `arguments` is wrong.
     """
@@ -69,8 +69,8 @@ def of_allreduce(sync: Policy | str | None, arguments: Mapping[str, Any]) -> Gra
 def of_average(policy: ModelPolicy | str, steps: Any) -> ModelPolicy:
     """Return the policy for `hvd.average`, from the user's arguments. `steps` is None if the user gave none.
 
-    Raises ValueError if the policy averages no models, or has fields for optimizers only, or if `steps` is missing, not
-    wanted, or not a number of steps.
+    Raises ValueError if the policy averages no models, or has fields for optimizers only. Also raises ValueError if
+    `steps` is not a count, is missing, or is given although the policy does not use it.
     """
     chosen = policies.parse(policy) if isinstance(policy, str) else policy
     if not isinstance(chosen, ModelPolicy):
@@ -89,9 +89,9 @@ def of_average(policy: ModelPolicy | str, steps: Any) -> ModelPolicy:
 
 
 def warn_of_policy(runtime: Runtime, policy: Policy, optimizer: Any = None, passes: int = 0) -> None:
-    """On rank 0, warn of a policy that may not do what the user expects of it on these ranks with this optimizer.
+    """On rank 0, warn the user of a policy that does not suit the number of ranks, `passes` or the optimizer.
 
-    Without `optimizer` the policy is that of a gradient tape.
+    If `optimizer` is None, a gradient tape has the policy.
     """
     size = runtime.size() if runtime.is_initialized() else 0
     if size and runtime.rank() != 0:
@@ -125,7 +125,7 @@ def warn_of_policy(runtime: Runtime, policy: Policy, optimizer: Any = None, pass
 
 
 def _users_level() -> int:
-    """Return the `stacklevel` with which the caller warns of the user's line. It may have come here from a graph."""
+    """Return the `stacklevel` with which the caller's warning shows the user's line, not a library's or AutoGraph's."""
     for level, (frame, _) in enumerate(traceback.walk_stack(sys._getframe(1)), start=1):
         library = str(frame.f_globals.get("__name__")).partition(".")[0] in {"horovod_partial", "tensorflow", "keras"}
         if not library and "__autograph_generated_file" not in frame.f_code.co_filename:
@@ -155,7 +155,7 @@ def _is_groups(value: Any) -> bool:
 
 
 def is_name(value: Any) -> bool:
-    """Return whether a value may be the name of an operation. None is a missing name, which some operations take."""
+    """Return whether a value may be the name of an operation. None, no name, is allowed for some operations."""
     return value is None or (isinstance(value, str) and not value.startswith(bucket_config.INTERNAL))
 
 
@@ -163,7 +163,7 @@ _FACTOR = (is_number, "a number")
 _FLAG = (is_flag, "True or False")
 _TEXT = (lambda value: value is None or isinstance(value, str), "a text")
 
-# By the name of an argument: a check of its value, and words for the allowed values. All public functions share these.
+# For each argument of public functions, by name: a check of its value, and words for the allowed values.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "average_aggregated_gradients": _FLAG,
     "backward_passes_per_step": (lambda value: is_int(value) and value >= 1, "an int, 1 or more"),
@@ -204,7 +204,7 @@ def check_kinds(arguments: Mapping[str, Any]) -> None:
 
 
 def with_num_groups(groups: Any, num_groups: int) -> Any:
-    """Return `groups`, or Horovod's deprecated argument `num_groups` if only that is given. Warns of `num_groups`.
+    """Return `groups`, or Horovod's deprecated `num_groups` if `groups` is None. Warns if `num_groups` is given.
 
     Must be called directly by the function that the user calls, so that the warning names the user's line. Raises
     ValueError unless `num_groups` is an int of 0 or more.
@@ -231,8 +231,8 @@ def check_gradient_arguments(arguments: dict[str, Any]) -> None:
 def refuse_about_gradients(policy: ModelPolicy, arguments: dict[str, Any], *, uncompressed: Any, average: int) -> None:
     """Raise a ValueError if an argument about gradients differs from its default, because `policy` averages models.
 
-    A framework may lack some `arguments`. `uncompressed` and `average` are the framework's `hvd.Compression.none` and
-    `hvd.Average`.
+    `uncompressed` and `average` are the framework's `hvd.Compression.none` and `hvd.Average`. `arguments` has no entry
+    for an argument that the framework lacks.
     """
     left_alone = {
         "compression": uncompressed,

@@ -1,4 +1,4 @@
-"""How an optimizer's gradients travel under a partial policy, and which of them travel together."""
+"""Options of buckets. A bucket is a message of several gradients that travel together under a partial policy."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class BucketOptions:
     `groups` and `process_set`. `average` and `total` are Horovod's numbers for the operations Average and Sum.
     The argument `replays` says whether the caller can apply missed rounds one by one. The attribute `replays` says
     whether this is done. If `unscaled`, gradients travel without their loss scale, and late gradients travel
-    even if they are not finite. `factor` multiplies each result. `agreed` are texts of what else must be equal on all
-    ranks.
+    even if they are not finite. `factor` multiplies each result. `agreed` are texts that describe further options, and
+    must be equal on all ranks.
 
     Raises ValueError if an argument is wrong, or the process set is not registered.
     """
@@ -69,9 +69,9 @@ class BucketOptions:
         self.spec()
 
     def spec(self, members: Sequence[str] = (), *, grants: bool = False, **options: Any) -> _core.BucketSpec:
-        """Return the declaration of a bucket. `members` are texts of its gradients: ranks compare them in round 0.
+        """Return the declaration of a bucket. In round 0 ranks compare `members`, texts that name its gradients.
 
-        `grants` is True for the bucket that grants micro-batches under work sharing. `options` are arguments of
+        `grants` is True for the bucket that assigns micro-batches under work sharing. `options` are arguments of
         `bucket_config.arguments`, and replace those of this object.
         """
         # Ask for the number of ranks each time, because an elastic job may change it.
@@ -102,9 +102,9 @@ class BucketOptions:
 def positions_of(
     groups: int | list[list[Any]] | None, keys: Sequence[Hashable], key_of: Callable[[Any], Hashable]
 ) -> list[list[int]]:
-    """Return the positions of each group's variables in a step.
+    """Convert the user's argument `groups` to a list of positions in `keys` for each group.
 
-    `groups` is the user's argument. `keys` and `key_of` are those of `BucketOptions.plan`.
+    `keys` and `key_of` are those of `BucketOptions.plan`. Variables that are not among `keys` are left out.
     """
     if groups and isinstance(groups, int):
         return split_list(list(range(len(keys))), groups)

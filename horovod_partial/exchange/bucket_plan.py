@@ -1,4 +1,4 @@
-"""Plans which gradients travel in one bucket, by the sizes of gradients. `merging` plans by measured times."""
+"""Plans which gradients travel in one bucket, by their sizes. (The package `merging` plans by measured times.)"""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Hashable, Iterable, Sequence
 def plan(
     kinds: Sequence[Hashable], sizes: Sequence[int], groups: Iterable[Iterable[int]], bucket_bytes: float
 ) -> list[list[int]]:
-    """Pack gradients into buckets in reverse order of the model, which is the order of backward.
+    """Pack gradients into buckets in reverse order of the model, because backward computes them in that order.
 
-    `kinds` (such as dtypes) and `sizes` (in bytes) have the order of the model. A bucket has one kind. `groups` are
-    buckets of the user's choice, as positions; a group of several kinds becomes several buckets. The remaining
-    gradients are packed by size: a bucket takes no further gradient once it has reached `bucket_bytes`. Returns the
-    positions of the gradients in each bucket.
+    `kinds` (such as dtypes) and `sizes` (in bytes) have the order of the model. All gradients of a bucket have one
+    kind. `groups` are the positions that the user wants in one bucket; a group of several kinds becomes several
+    buckets. The remaining gradients are packed by size: a bucket is closed once its size has reached `bucket_bytes`.
+    Returns the positions of the gradients in each bucket.
     """
     remaining = list(range(len(kinds)))
     buckets: list[list[int]] = []

@@ -12,8 +12,8 @@ def gpu_refusal(tensors: str, advice: str, horovod: ModuleType, *, experimental:
     """Return why this process cannot reduce tensors on a GPU; an empty text if it can.
 
     In the text, `tensors` are words for the refused tensors, and `advice` says what to do instead. `horovod` is
-    Horovod's module of the framework, with `cuda_built` and `nccl_built`. Nobody has tried an `experimental` framework
-    on a GPU, so a setting must allow it.
+    Horovod's module of the framework, with `cuda_built` and `nccl_built`. If `experimental`, the framework has not been
+    tried on a GPU, and the user must allow its tensors by a setting.
     """
     if experimental and not settings().experimental_gpu:
         return (

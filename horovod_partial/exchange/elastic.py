@@ -24,7 +24,7 @@ def run(func: Callable[..., Any], runtime: Runtime) -> Callable[..., Any]:
             runtime.failed = True
             raise
         except HostsUpdatedInterrupt:
-            # If no host was added, Horovod would not broadcast the state. But replicas may differ by missed rounds.
+            # If no host was added, Horovod would not broadcast the state. Demand it: replicas may have missed rounds.
             raise HostsUpdatedInterrupt(skip_sync=False) from None
 
     return run_fn(watched, runtime.restart)
@@ -39,7 +39,7 @@ class Functions(NamedTuple):
 
 
 class VariablesState(ObjectState):  # type: ignore[misc]
-    """The state of an elastic job: variables and properties in common. Each framework's subclass sets `functions`."""
+    """The variables and properties that all ranks of an elastic job share. Subclasses set `functions`."""
 
     functions: Functions
 
@@ -79,7 +79,7 @@ class KerasState(VariablesState):
             raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
         if self.optimizer is None:
             raise ValueError("pass the optimizer, or compile the model first")
-        # The package tf_keras is Keras 2, and may be there beside Keras 3.
+        # The user may pass an optimizer of tf_keras, which is Keras 2. Only optimizers of Keras 3 have `built`.
         require(hasattr(self.optimizer, "built"), "optimizer", "one of Keras 3", self.optimizer)
         if not self.optimizer.built:  # an optimizer's variables must exist on every rank before they are broadcast
             self.optimizer.build(model.trainable_variables)
@@ -87,5 +87,5 @@ class KerasState(VariablesState):
         super().__init__([*model.weights, *variables], **kwargs)
 
     def reset(self) -> None:
-        """Prepare for other ranks. Horovod calls this when the ranks of an elastic job have changed."""
-        self.model.train_function = None  # None makes the next `fit` build a new train function, for the new ranks
+        """Make the next `fit` trace the model again. Horovod calls this when the ranks of an elastic job change."""
+        self.model.train_function = None

@@ -27,8 +27,8 @@ class Numbers:
     """Gives numbers to the variables of each process set, the same on every rank.
 
     A variable gets the next number when it is first used in a process set. Each process set counts separately, because
-    its ranks may not know the variables of other process sets. Each generation counts from 0 again, because ranks that
-    are new in an elastic job start from 0.
+    its ranks may not know the variables of other process sets. After each `hvd.init()` the count starts from 0 again,
+    because new ranks of an elastic job start from 0.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -37,7 +37,7 @@ class Numbers:
         self._counters: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
     def of(self, variable: Any, process_set: ProcessSet) -> int:
-        """Return the number of a variable in a process set, and give it one if it has none."""
+        """Return the number of a variable in a process set. A variable without a number gets the next one."""
         if self._tenure.enter():
             self._counters.clear()
             self._numbers.clear()
@@ -57,7 +57,7 @@ Restore = Callable[[Any], Any]  # the type of a function that makes a gradient f
 
 
 class Kind(NamedTuple):
-    """The form in which a gradient travels: its dtype, the size in bytes, and what else a bucket's gradients share."""
+    """The dtype, bytes and place (such as the device) of a gradient that travels. A bucket has one dtype and place."""
 
     dtype: Any
     nbytes: int
@@ -65,7 +65,7 @@ class Kind(NamedTuple):
 
 
 class Wire(NamedTuple):
-    """A gradient in the form that travels. `restore` makes a gradient from a result; None if the buckets do this."""
+    """A gradient in the form that is sent. `restore` converts a result to a gradient; None if the buckets do so."""
 
     tensor: Any
     kind: Kind
@@ -75,8 +75,8 @@ class Wire(NamedTuple):
 class Planned(NamedTuple):
     """A bucket that is to be made for some gradients of a step.
 
-    `positions` are the positions of the bucket's gradients in the step. `members` are texts of the gradients'
-    variables, in the model's order. Ranks compare these texts.
+    `positions` are the positions of the bucket's gradients in the step. `members` has the name and shape of each
+    gradient's variable as a text, in the model's order. Ranks compare these texts.
     """
 
     name: str
@@ -86,23 +86,23 @@ class Planned(NamedTuple):
 
 
 class Buckets(Protocol):
-    """The buckets of one set of variables. Each framework has its own. Gradients have the order of the variables."""
+    """The buckets for one set of variables. Each framework has its own class. Gradients are in the variables' order."""
 
     @property
     def family(self) -> _attach.Family: ...
 
     def arrive(self, wires: Sequence[Wire]) -> Any:
-        """Arrive at all buckets with the gradients of a step. Returns what the other methods take as `arrived`."""
+        """Contribute the gradients of a step to all buckets. Returns what the other methods take as `arrived`."""
 
     def take_first(self, arrived: Any, apply: Apply) -> None:
-        """Take the oldest round that has ended, if any, and apply its gradients by `apply`."""
+        """Take the oldest round that has ended, if any, and call `apply` with its gradients."""
 
     def take_all(self, arrived: Any) -> None:
-        """Take and apply all rounds that have ended, oldest first. `arrived` is None in flushes, which are eager code."""
+        """Take and apply all rounds that have ended, oldest first. In a flush, which is eager, `arrived` is None."""
 
 
 class Framework(Protocol):
-    """What this module needs of TensorFlow or PyTorch. `average` and `total` are Horovod's numbers for Average and Sum."""
+    """What this module needs of a framework. `average` and `total` are Horovod's numbers for Average and Sum."""
 
     average: int
     total: int
@@ -115,17 +115,17 @@ class Framework(Protocol):
         """Return a gradient, dense or sparse, divided by a number."""
 
     def wire(self, gradient: Any, variable: Any, options: BucketOptions) -> Wire:
-        """Return the gradient of a variable in the form in which it travels."""
+        """Return the gradient of a variable in the form that is sent to other ranks."""
 
     def buckets(
         self, planned: Sequence[Planned], variables: list[Any], options: BucketOptions, apply: Apply | None
     ) -> Buckets:
-        """Make the planned buckets of `variables`. `take_all` calls `apply` for each round; tapes pass None."""
+        """Make the planned buckets of `variables`. `take_all` calls `apply` for each round. Tapes have no `apply`."""
 
     def reduce_fully(
         self, name: str, gradients: list[Any], variables: list[Any], arguments: dict[str, Any], *, is_optimizer: bool
     ) -> list[Any]:
-        """Let Horovod itself combine gradients. `name` is the prefix of names, `arguments` those of the optimizer."""
+        """Let Horovod itself combine gradients. Names begin with `name`. `arguments` are those of the optimizer."""
 
 
 def options_of(
@@ -139,7 +139,7 @@ def options_of(
 ) -> BucketOptions | None:
     """Check the arguments of a tape or an optimizer of Keras, and return the options of its buckets; None under `Full`.
 
-    The arguments are those of `BucketOptions`. If `unscaled`, every rank skips rounds with gradients that are not finite.
+    The arguments are those of `BucketOptions`. If `unscaled`, every rank skips rounds whose gradients are not finite.
     """
     if isinstance(sync, LateGradients) and sync.missed == "latest":
         raise ValueError(f"{sync!r} is for PyTorch, where it stands for eager-SGD as published: leave missed= out")
@@ -188,7 +188,7 @@ def plan(
 
 
 def _members(variables: Sequence[Any]) -> tuple[str, ...]:
-    """Return a text for each variable of a bucket, in the model's order."""
+    """Return the name and shape of each variable of a bucket, in the model's order, as texts that ranks compare."""
     # Each process numbers its Keras layers, so a layer's number may differ between ranks. Remove it from the names.
     return tuple(
         bucket_config.member(
@@ -199,13 +199,13 @@ def _members(variables: Sequence[Any]) -> tuple[str, ...]:
 
 
 class Rounds:
-    """The rounds of one set of variables. Implements `horovod_partial.runtime.appliers.Applier`.
+    """Lets flushes apply the rounds of one set of variables, as long as the exchange exists.
 
-    Flushes use this object as long as the exchange exists.
+    Implements `horovod_partial.runtime.appliers.Applier`.
     """
 
     is_under_way = False  # no gradients wait for a step: `apply_combined` combines and applies them in one call
-    is_applying = False  # no code of the user's runs while a round is applied
+    is_applying = False  # no user code, which could flush, runs while a round is applied
     shares_work = False
 
     def __init__(self, exchange: GradientExchange, buckets: Buckets, variables: list[Any]) -> None:
@@ -223,7 +223,7 @@ class Rounds:
 
     @property
     def family(self) -> _attach.Family | None:
-        """The buckets of the gradients; None once the exchange is gone."""
+        """The buckets of the gradients; None once the exchange has been deleted."""
         return None if self._exchange() is None else self.buckets.family
 
     def declare(self) -> None:
@@ -237,14 +237,14 @@ class Rounds:
 class GradientExchange:
     """Combines the gradients of a step under a gradient policy.
 
-    Under `Full` Horovod itself combines the gradients, tensor by tensor. Under a partial policy they travel in buckets.
+    Under `Full` Horovod combines the gradients, tensor by tensor. Under a partial policy gradients travel in buckets.
 
     `name` is the prefix of the names of tensors and buckets. `arguments` are those of Horovod's optimizer
     (`compression`, `sparse_as_dense`, `op`, `gradient_predivide_factor`, `groups`, `process_set`, `device_dense`,
     `device_sparse`, `scale_local_gradients`), and `options` are from `options_of`. The gradients of the variables
-    in the list `local`, which may grow, are not combined over the ranks. The buckets end when `owner` is gone. If
-    `owner` is None, they stay, and a later exchange of the same variables uses them again. `replica_of` returns the
-    values that a flush compares, for the trained variables; None compares nothing.
+    in the list `local`, which may grow, are not combined over the ranks. The buckets end when `owner` is deleted. If
+    `owner` is None, the buckets stay, and a later exchange of the same variables uses them again. `replica_of` takes
+    the trained variables, and returns the values that a flush compares over the ranks; None compares nothing.
     """
 
     def __init__(
@@ -277,8 +277,8 @@ class GradientExchange:
         return set(map(self._number, self._local))
 
     def register_local(self, variable: Any) -> None:
-        """Keep a variable's gradient on this rank, with `scale_local_gradients` divided by the number of ranks."""
-        self._number(variable)  # numbers variables in the order of their first use
+        """Keep a variable's gradient on this rank. `scale_local_gradients` divides it by the number of ranks."""
+        self._number(variable)  # gives the variable its number now, because numbers follow the order of first use
         self._local.append(variable)
 
     def is_local(self, variable: Any) -> bool:
@@ -299,7 +299,7 @@ class GradientExchange:
             results = self._framework.reduce_fully(self.name, own, trained, self._arguments, is_optimizer=is_optimizer)
         else:
             name, wires = self._wires(self.options, own, trained)
-            # The buckets are TensorFlow's, which have the method `sums`: no other framework has tapes.
+            # Only tapes come here, so the buckets are TensorFlow's. The protocol `Buckets` lacks their method `sums`.
             buckets: Any = self._buckets(name, self.options, trained, wires, None)
             results = buckets.sums(buckets.arrive(wires))
         for i, result in zip(shared, results, strict=True):
@@ -341,7 +341,7 @@ class GradientExchange:
         rounds.buckets.take_all(arrived)
 
     def _split(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], list[int]]:
-        """Return the gradients, with those of local variables scaled, and the positions of those that travel."""
+        """Return the gradients, scaled if they stay on this rank, and the positions of the gradients that travel."""
         local = self._local_numbers
         shared = [i for i, each in enumerate(variables) if gradients[i] is not None and self._number(each) not in local]
         scaled = list(gradients)
@@ -354,7 +354,7 @@ class GradientExchange:
         return scaled, [] if self.options is not None and self._runtime.is_alone(self.process_set) else shared
 
     def _wires(self, options: BucketOptions, gradients: list[Any], variables: list[Any]) -> tuple[str, list[Wire]]:
-        """Return the prefix of the names of a step's buckets, and the gradients as they travel."""
+        """Return the prefix of the names of a step's buckets, and the gradients in the form that travels."""
         wires = [self._framework.wire(*pair, options) for pair in zip(gradients, variables, strict=True)]
         return step_name(self._framework, self.name, options, variables, [wire.kind for wire in wires]), wires
 
@@ -369,12 +369,12 @@ class GradientExchange:
 
     @property
     def bucket_names(self) -> list[str]:
-        """The names of all buckets that steps have arrived at."""
+        """The names of all buckets that steps have used."""
         return [name for rounds in self._rounds.values() for name in rounds.buckets.family.names]
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a round has ended in some of the buckets in this generation. Only for eager code."""
+        """Whether a round has ended in some bucket since the last `hvd.init()`. Only for eager code."""
         return any(self._runtime.family(self.process_set, [name]).taken for name in self.bucket_names)
 
     def flush(self) -> None:

@@ -15,17 +15,17 @@ from horovod_partial.runtime.runtime import Runtime
 
 
 def takes_late(policy: ModelPolicy | Quorum) -> bool:
-    """Return whether a rank takes the result of a round that it was too late for.
+    """Return whether a rank that was too late for a round uses the result of the round.
 
-    With groups the rank takes it: the result is the sum of other ranks' newest models, and is averaged with the rank's
-    own model. Without groups it does not: a round averages all ranks, and closes without a rank only while the rank is
-    out of training. The result of this round would undo the steps that the rank takes later.
+    Under policies with groups, the rank averages the result with its own model. Under other policies, the rank ignores
+    the result: a round waits for every rank that trains, so the rank was not training then. The result would undo the
+    steps that the rank has taken since.
     """
     return isinstance(policy, GroupAverage | PartialReduce)
 
 
 class ModelExchange(ABC):
-    """The averages of one optimizer's model: WAGMA-SGD (IEEE TPDS 2021), P-Reduce (SIGMOD'21) and WP-SGD.
+    """Averages one optimizer's model over ranks, by WAGMA-SGD (IEEE TPDS 2021), P-Reduce (SIGMOD'21) or WP-SGD.
 
     Each framework has a subclass that sets `runtime` and packs the model. A model is a sequence of the framework's
     tensors or variables, in the same order on every rank.
@@ -39,7 +39,7 @@ class ModelExchange(ABC):
         self.process_set = process_set
 
     def use_name(self, name: str) -> None:
-        """Set the prefix of the buckets' names. Must be called first in each generation of Horovod."""
+        """Set the prefix of the buckets' names. Must be called after each `hvd.init()`, before any other method."""
         self.name = f"{name}.model"
         self.signal_name = f"{self.name}.period"
         self._owner = _attach.Owner()  # when every rank has deleted its `Owner`, the optimizer's buckets end
@@ -53,7 +53,7 @@ class ModelExchange(ABC):
 
     @abstractmethod
     def _signal(self) -> None:
-        """Tell the other ranks that this rank has ended its period: arrive at a bucket, and wait. Only for eager code."""
+        """Tell the other ranks that this rank's period has ended: run a round of a bucket. Only for eager code."""
 
     @abstractmethod
     def _average_over_all(self, model: Sequence[Any], name: str, policy: WeightedAverage, work: int) -> Sequence[int]:
@@ -64,16 +64,16 @@ class ModelExchange(ABC):
 
     @property
     def is_needed(self) -> bool:
-        """Whether there are other ranks to average with, or may be later (in an elastic job)."""
+        """Whether there are other ranks to average with, now or (in an elastic job) perhaps later."""
         return self.process_set.included() and not self.runtime.is_alone(self.process_set)
 
     @property
     def rounds(self) -> int:
-        """How many averages have been made in this generation of Horovod."""
+        """How many averages over ranks have been made since the last `hvd.init()`."""
         return self._named(self.name).taken
 
     def steps_to_average(self) -> int | None:
-        """Count an optimizer's step. Returns None if no average is due, otherwise how many steps weigh the model."""
+        """Count a step. Returns the number of steps that decides the model's weight; None if no average is due."""
         if not isinstance(self.policy, WeightedAverage):
             return 0
         self._periods.take_step()
@@ -90,26 +90,26 @@ class ModelExchange(ABC):
         if not self.is_needed:
             return
         name = self._flush_name_with_state if "state" in self.policy.average and self.rounds else self._flush_name
-        # Forget other ranks' averages from when this rank was out of training.
+        # Forget the results of averages that other ranks made while this rank did not train.
         self._named(name).clear()
         self.runtime.flush(self.process_set.process_set_id)
         if isinstance(self.policy, WeightedAverage):
             work = self._periods.work()
-            # Begin the new period at once. Until a rank takes its next step, all ranks have the same count of periods.
+            # Begin the new period now: until a rank takes its next step, all ranks have counted the same periods.
             self._periods.begin_anew(self._signalled())
             self._named(self.name).clear()  # forget the averages that this rank has missed
             self._average_over_all(model, name, WeightedAverage(1, self.policy.contraction), work)
         else:
             if isinstance(self.policy, GroupAverage):
-                # Forget the kept models from before the flush, and the missed sums of models.
-                # Without kept models nothing stands in for late ranks, so the next round waits for all ranks.
+                # Forget this rank's model from before the flush, and the sums of models that this rank has missed.
+                # Without earlier models nothing can stand in for late ranks, so the next round waits for all ranks.
                 self._named(self.name).clear()
             iteration = self._named(self.name).catch_up(0)
             iterations = self._average_over_all(model, name, WeightedAverage(1, 1.0), iteration)
             self._named(self.name).catch_up(max(iterations))
 
     def _signalled(self) -> int:
-        """Return how many rounds have ended on this rank in the bucket whose rounds signal the ends of periods."""
+        """Return how many ends of periods ranks have signalled, each by a round of the bucket `signal_name`."""
         return self._named(self.signal_name).taken
 
     def _named(self, *names: str) -> _attach.Family:

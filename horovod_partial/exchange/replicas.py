@@ -11,7 +11,7 @@ from horovod_partial.runtime.healing import Key, Replica
 
 
 def hashes_of(replica: Replica) -> dict[str, str]:
-    """Return a hash of each value of a replica, by its name, without the options of parameter groups."""
+    """Return a hash of each value of a replica (a rank's model and optimizer), without options of parameter groups."""
     values: dict[Key, Any] = {key: repr(of).encode() for key, of in replica.numbers().items() if key[0] != "group"}
     return {
         " ".join(map(str, key)).strip(): hashlib.blake2b(data, digest_size=8).hexdigest()
@@ -23,7 +23,7 @@ def check_equal(hashes: Mapping[str, str], gather: Callable[[bytes], Sequence[by
     """Compare every rank's tensors with those of the first rank. All ranks must call this.
 
     `hashes` has the hash of each tensor, by name. `gather` collects the bytes of all ranks, in the order of `ranks`. If
-    tensors differ, every rank raises AssertionError, with the first such tensor and the ranks where it differs.
+    tensors differ, every rank raises AssertionError, which names the first such tensor and the ranks where it differs.
     """
     by_rank, differing = _compared(hashes, gather, ranks)
     if differing:
@@ -41,7 +41,7 @@ def check_alike(kinds: Sequence[str], gather: Callable[[bytes], Sequence[bytes]]
 
     Without this check a rank with an additional variable would wait for the other ranks for ever. `kinds` has dtype and
     shape of each variable. `gather` collects the bytes of all ranks, in the order of `ranks`. If variables differ,
-    every rank raises ValueError, with the first such variable and the ranks where it differs.
+    every rank raises ValueError, which names the first such variable and the ranks where it differs.
     """
     by_rank, differing = _compared({str(index): kind for index, kind in enumerate(kinds)}, gather, ranks)
     if differing:
@@ -57,7 +57,7 @@ def check_alike(kinds: Sequence[str], gather: Callable[[bytes], Sequence[bytes]]
 def _compared(
     mine: Mapping[str, str], gather: Callable[[bytes], Sequence[bytes]], ranks: Iterable[int]
 ) -> tuple[dict[int, dict[str, str]], dict[str, list[int]]]:
-    """Return the values of every rank by name, and the ranks whose value differs from the first rank's, by name."""
+    """Return each rank's values, by name; and for each name the ranks whose value differs from the first rank's."""
     by_rank = dict(zip(ranks, map(json.loads, gather(json.dumps(mine).encode())), strict=True))
     reference = next(iter(by_rank.values()))
     names = dict.fromkeys(name for of_rank in by_rank.values() for name in of_rank)

@@ -1,4 +1,4 @@
-"""What a rank learns about each of its arrivals, and the round that it arrived in."""
+"""What a rank learns about its arrival (its call of a partial collective), and about the round of its result."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RoundInfo:
-    """What became of an arrival: which round gave its result, and whether it was on time.
+    """What became of an arrival: which round gave its result, and whether the arrival was on time.
 
     Attributes:
-        round: number of the round whose result the caller got; of the newest such round if the caller had missed several.
-            -1 under `Full`, which has no rounds.
-        late: whether the contribution was too late for that round, and so travels with the next.
+        round: number of the round whose result the caller got; the newest of these rounds if the caller had missed
+            several. -1 under `Full`, which has no rounds.
+        late: whether the contribution was too late for that round, and so travels with the next round.
         fresh: number of ranks whose contribution was on time for that round (in the caller's group, if the policy has
             groups). -1 under `Full`.
         gradients: number of contributions in the sum that the caller got, including late ones; -1 under `Full`.

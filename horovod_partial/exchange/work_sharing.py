@@ -1,4 +1,4 @@
-"""Decides which micro-batch this rank makes under `hvd.WorkSharing`, for all frameworks (docs/protocol.md, rule 17)."""
+"""Decides which micro-batch this rank computes under `hvd.WorkSharing` (docs/protocol.md, rule 17)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from horovod_partial.runtime.tenure import Tenure
 class Updates(Protocol):
     """What `SharedWork` needs from a framework: an optimizer's buckets and model, and functions that apply updates.
 
-    `family` is None while no bucket has been declared. The core grants micro-batches in the first bucket of `family`.
-    `is_under_way` is True while gradients of a micro-batch exist and wait for a step. `is_applying` is True while an
-    update is applied. A flush compares `replica` with other ranks; None compares nothing.
+    `family` are the optimizer's buckets; None before they are declared. Messages of the first bucket assign
+    micro-batches to ranks. `is_under_way` is True while gradients of a micro-batch exist and wait for a step.
+    `is_applying` is True while an update is applied. A flush compares `replica` over the ranks; None compares nothing.
     """
 
     @property
@@ -45,11 +45,11 @@ class Updates(Protocol):
 class SharedWork:
     """The micro-batches of one optimizer under `hvd.WorkSharing`. Implements `horovod_partial.runtime.appliers.Sharer`.
 
-    Only the thread that trains uses it. It refers weakly to `updates`. An update has `passes` micro-batches for each
-    rank, on average. `begun` is the number, within its update, of the micro-batch that this rank has begun and not
-    finished; None if there is none. No micro-batch begins after `end` updates. If `begins_in_step` is False, a loader
-    of data begins the first micro-batch of each update, and steps begin the others. If `is_alone`, there are no other
-    ranks, and this rank makes all micro-batches.
+    Only the thread that trains uses this object, which refers weakly to `updates`. An update has `passes` micro-batches
+    for each rank, on average. `begun` is the number, within its update, of the micro-batch that this rank has begun and
+    not finished; None if there is none. No micro-batch begins after `end` updates. If `begins_in_step` is False, a
+    loader of data begins the first micro-batch of each update, and steps begin the others. If `is_alone`, there are no
+    other ranks, and this rank computes all micro-batches.
     """
 
     shares_work = True
@@ -65,15 +65,15 @@ class SharedWork:
         self._runtime = runtime
         self._passes = passes
         self._updates = weakref.ref(updates)
-        self._tenure = Tenure(runtime)  # the generation of Horovod in which the optimizer's buckets were declared
-        self._rounds = 0  # the number of updates in this generation
-        self._made = 0  # how many micro-batches of the open update this rank has made
-        self._begins = True  # whether `must_apply` begins the next micro-batch, or leaves that to a loader of data
+        self._tenure = Tenure(runtime)  # remembers after which `hvd.init()` the optimizer's buckets were declared
+        self._rounds = 0  # the number of updates since this `hvd.init()`
+        self._made = 0  # how many micro-batches of the open update this rank has computed
+        self._begins = True  # whether `must_apply` begins the next micro-batch; otherwise a loader of data begins it
 
     def enter(self) -> bool:
-        """Get micro-batches from now on. Returns whether this generation of Horovod is a new one.
+        """Let this optimizer receive micro-batches. Returns whether this is the first call since the last `hvd.init()`.
 
-        Raises ValueError if this optimizer got micro-batches before, and another one has got some since.
+        Raises ValueError if this optimizer received micro-batches before, and another optimizer received some since.
         """
         active = None if SharedWork._active is None else SharedWork._active()
         if active is not self:
@@ -86,24 +86,24 @@ class SharedWork:
                 active.leave()
             SharedWork._active = weakref.ref(self)
         is_new = self._tenure.enter()
-        if is_new:  # a micro-batch that has begun in an earlier generation is lost
+        if is_new:  # a micro-batch that began before the last `hvd.init()` is lost
             self._rounds, self._made, self.begun = 0, 0, None
         return is_new
 
     @property
     def is_current(self) -> bool:
-        """Whether the optimizer has got micro-batches in this generation of Horovod."""
+        """Whether the optimizer has received micro-batches since the last `hvd.init()`."""
         return self._tenure.is_current
 
     def begin(self, *, waits: bool) -> bool:
-        """Begin a micro-batch. Returns False if an update must be applied first, or a wait is needed and not allowed."""
+        """Begin a micro-batch. Returns False if an update must come first, or if a wait is needed but not allowed."""
         return self._next(begins=True, waits=waits)
 
     def begin_before(self, rounds: float) -> int | None:
-        """Begin a micro-batch, unless one has begun. First apply updates, which changes the weights.
+        """Begin a micro-batch, unless one has begun. Apply complete updates first: this changes the weights.
 
-        Returns the number of the micro-batch within its update. The share of rank 0 has the first numbers, that of
-        rank 1 the next. This rank may get a number of any share. Returns None after `rounds` applied updates.
+        Returns the number of the micro-batch within its update. The share of rank 0 has the first numbers, the share of
+        rank 1 the next ones. This rank may get a number of any share. Returns None if `rounds` updates were applied.
         """
         while self.begun is None and self.rounds < rounds:
             if not self.begin(waits=True):
@@ -111,7 +111,7 @@ class SharedWork:
         return self.begun if self.rounds < rounds else None
 
     def complete(self) -> None:
-        """Note that this rank has made the micro-batch that it had begun."""
+        """Record that this rank has computed the micro-batch that it had begun."""
         self.begun = None
         self._made += 1
         self._begins = True
@@ -119,23 +119,24 @@ class SharedWork:
     def must_apply(self) -> bool:
         """Wait until an update must be applied (returns True) or this rank may begin a micro-batch (returns False).
 
-        If False, this call begins it, unless a loader does. After `end` updates none begins, and nothing waits.
+        If False, the micro-batch has begun, unless a loader of data begins it later. After `end` updates this call
+        returns False at once, and begins no micro-batch.
         """
         return self.is_complete or (self.rounds < self.end and not self._next(begins=self._begins, waits=True))
 
     @property
     def is_complete(self) -> bool:
-        """Whether this rank makes all micro-batches, and has made those of the open update."""
+        """Whether this rank is alone, and has computed all micro-batches of the open update."""
         return self.is_alone and self._made == self._passes
 
     def applied(self) -> None:
-        """Note that this rank has taken an update. The caller applies it before or after this call."""
+        """Record that this rank has taken an update. The caller applies the update before or after this call."""
         self._made = 0
         self._rounds += 1
         self._begins = self.begins_in_step
 
     def forget(self) -> None:
-        """Forget the micro-batches of the open update, if this rank makes all of them."""
+        """Forget the micro-batches of the open update, if this rank is alone."""
         if self.is_alone:
             self._made, self.begun = 0, None if self.begun is None else 0
 
@@ -154,14 +155,14 @@ class SharedWork:
 
     @property
     def rounds(self) -> int:
-        """How many updates have been made. Rounds of a flush without any gradient do not count.
+        """How many updates have been made. Rounds in which a flush found no gradient on any rank do not count.
 
-        Updates that other ranks made while this rank had joined are counted when its next micro-batch begins.
+        Updates that other ranks made while this rank was in `hvd.join` are counted when its next micro-batch begins.
         """
         return self._rounds if self.is_alone or self.is_current else 0
 
     def rounds_of(self, generation: Tenure) -> int | None:
-        """Return how many updates were made in a generation of Horovod; None if this object belongs to another one."""
+        """Return how many updates were made; None if this object is not from the same `hvd.init()` as `generation`."""
         return self._rounds if self.is_alone or self._tenure.is_that_of(generation) else None
 
     # --- Methods that flushes call, declared in `horovod_partial.runtime.appliers.Sharer`
@@ -187,7 +188,7 @@ class SharedWork:
         return updates is not None and updates.is_under_way
 
     def declare(self) -> None:
-        """Do nothing: before its first micro-batch begins, a rank has no part in the job."""
+        """Do nothing: a rank needs no buckets before its first micro-batch begins."""
 
     def apply_rounds(self) -> None:
         updates = self._updates()
@@ -195,7 +196,7 @@ class SharedWork:
             updates.apply_rounds()
 
     def leave(self) -> None:
-        """Same as `runtime.appliers.Sharer.leave`. Raises AssertionError also while an update is being applied."""
+        """Same as `runtime.appliers.Sharer.leave`, but also raises AssertionError while an update is being applied."""
         if self.is_under_way or self.is_applying:
             raise AssertionError(
                 "a flush, a join or the end came after loss.backward() but before optimizer.step() of this or another thread, or "
@@ -204,7 +205,7 @@ class SharedWork:
         self.give_back()
 
     def give_back(self) -> None:
-        """Let other ranks make the micro-batch that this rank has begun, unless some of its gradients exist already."""
+        """Let another rank compute the micro-batch that this rank has begun, unless some of its gradients exist."""
         if self.is_under_way:
             return
         family = self.family

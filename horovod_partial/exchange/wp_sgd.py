@@ -1,4 +1,4 @@
-"""Helps to choose the arguments of `hvd.WeightedAverage` (WP-SGD, JPDC 2020): when it pays, and its contraction."""
+"""Helps to decide whether `hvd.WeightedAverage` (WP-SGD, JPDC 2020) is useful, and to choose its `contraction`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from horovod_partial.checks import require
 
 
 def average_is_useful(steps: Sequence[int], contraction: float) -> bool:
-    """Return whether the weighted average has a better bound than the fastest rank's model alone (equation 24).
+    """Return whether the weighted average has a better error bound than the fastest rank's model (equation 24).
 
-    This is so if 2 * sum(contraction^T) > sqrt(k) + k. Here k is the number of ranks, and T how many steps fewer than the
-    fastest a rank has taken.
+    The average has it if 2 * sum(contraction^T) > sqrt(k) + k. Here k is the number of ranks. The sum is over the
+    ranks, and T is how many steps fewer than the fastest rank a rank has taken.
 
     Args:
         steps: the steps that each rank has taken since the last average.
@@ -23,11 +23,11 @@ def average_is_useful(steps: Sequence[int], contraction: float) -> bool:
 
 
 def average_converges(steps: Sequence[int], contraction: float) -> bool:
-    """Return whether repeated weighted averages keep the bound on convergence of WP-SGD (section 5.1).
+    """Return whether WP-SGD's bound on convergence holds for repeated weighted averages (section 5.1).
 
-    They do if sqrt(k) < sum(contraction^T) and k * contraction^s < sum(contraction^T). Here k is the number of ranks, T
-    how many steps fewer than the fastest a rank has taken, and s the steps of the fastest. (The paper states only the
-    first condition, but its factor for the mean needs the second one, too.)
+    The bound holds if sqrt(k) < sum(contraction^T) and k * contraction^s < sum(contraction^T). Here k is the number of
+    ranks, T how many steps fewer than the fastest rank a rank has taken, and s the steps of the fastest rank. (The
+    paper states only the first condition, but its factor for the mean also needs the second condition.)
 
     Args:
         steps: the steps that each rank takes between two averages.
@@ -38,7 +38,7 @@ def average_converges(steps: Sequence[int], contraction: float) -> bool:
 
 
 def _total_weight(steps: Sequence[int], contraction: float) -> float:
-    """Return the sum over the ranks of contraction^T, where a rank has taken T steps fewer than the fastest."""
+    """Return the sum over the ranks of contraction^T. A rank has taken T steps fewer than the fastest rank."""
     return sum(contraction ** (max(steps) - taken) for taken in steps)
 
 

@@ -2,7 +2,7 @@
 
     import horovod_partial.keras as hvd
 
-The names are those of `horovod.keras`, whose optimizer reduces nothing on Keras 3, and whose callbacks fail there.
+The names are those of `horovod.keras`. On Keras 3, Horovod's own optimizer reduces nothing, and its callbacks fail.
 """
 
 import keras
@@ -31,7 +31,7 @@ from horovod_partial.keras.values import (
 from horovod_partial.names import modules
 from horovod_partial.policies import *
 
-# The names that are those of Horovod's module for the backend's framework, and those of our front end for it.
+# Names from Horovod's module for the backend's framework, and names from our front end for this framework.
 _OF_HOROVOD = [
     "Adasum",
     "Average",

@@ -2,8 +2,8 @@
 
 All else in `horovod_partial.keras` is the same on every backend. Both modules have the same names:
 
-* `horovod`: Horovod's module for the framework. `runtime` and `operations`: those of our front end for it
-* `Variable`: the framework's class of variables. `native`: converts Keras's to it
+* `horovod`: Horovod's module for the framework. `runtime` and `operations`: those of our front end for the framework
+* `Variable`: the framework's class of variables. `native`: converts a variable of Keras to this class
 * `framework`: for the exchange of gradients. `dense`, `SharedGradients` and `updater`: for work sharing
 * `uncompiled`: keeps `jit_compile=True` from compiling a function
 * `outside_graphs`: a context in which variables have values, even while a graph is made

@@ -35,7 +35,7 @@ def uncompiled(function: _F) -> _F:
 def when_it_runs(
     function: Callable[..., Any], *inputs: tf.Tensor, dtype: str = "int32", shape: Sequence[int] = ()
 ) -> Any:
-    """Call a function at once, or in a graph each time the graph runs. `dtype` and `shape` are those of its result."""
+    """Call a function now, or in a graph each time that the graph runs. Its result has this `dtype` and `shape`."""
     if tf.executing_eagerly():
         return function(*inputs)
     refuse_xla()
@@ -47,7 +47,7 @@ def check_devices(**devices: str) -> None:
 
 
 def broadcast_(variables: Sequence[Any], root_rank: int, device: str) -> None:
-    """Give variables the values of one rank. The broadcast runs on `device`, by TensorFlow's name; empty for any."""
+    """Give variables the values of one rank. `device` is TensorFlow's name of the device to use, or "" for any."""
     with tf.device(device):
         broadcast_variables(variables, root_rank)
 
@@ -70,8 +70,8 @@ def average_(
 
     Copies of the variables travel, because the optimizer may write the variables meanwhile. Half precision travels as
     float32, so that the average is exact enough. If one variable is float64, all travel as float64. If this rank was
-    late, and the policy's results are not for late ranks (`takes_late`), the variables stay unchanged. `steps` is the
-    number of steps, or the iteration: it decides the weight of this rank's model.
+    late, and late ranks do not use the result under this policy (`takes_late`), the variables stay unchanged. `steps`,
+    a number of steps or an iteration, decides the weight of this rank's model.
     """
     natives = [native(variable) for variable in variables]
     wide = tf.float64 if any(variable.dtype == tf.float64 for variable in natives) else tf.float32
@@ -86,6 +86,6 @@ def average_(
 
 
 def signal(name: str, process_set: ProcessSet) -> None:
-    """Tell other ranks that some rank has called this: run a round of the bucket `name`. Only for eager code."""
+    """Run a round of the bucket `name`, to tell other ranks that this rank has called `signal`. Only for eager code."""
     spec = bucket_config.arguments(size=runtime.size_of(process_set), average=True, **bucket_config.of_signals())
     arrive([tf.zeros([1])], name, process_set, spec)

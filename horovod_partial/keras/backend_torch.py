@@ -36,10 +36,10 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def uncompiled(function: _F) -> _F:
-    """Keep `jit_compile=True` from compiling a function, and all that it calls.
+    """Keep `jit_compile=True` from compiling a function, and all that the function calls.
 
-    Code that counts, waits or keeps weak references must not be traced: PyTorch's compiler sometimes fails on parts of
-    it, such as `weakref.finalize`.
+    PyTorch's compiler must not trace code that counts, waits or keeps weak references. The compiler sometimes fails on
+    such code, for example on `weakref.finalize`.
     """
     return torch.compiler.disable(function)  # type: ignore[no-untyped-call]
 
@@ -48,17 +48,17 @@ outside_graphs = nullcontext  # does nothing: on PyTorch, code within `outside_g
 
 
 def when_it_runs(function: Callable[..., Any], *inputs: Any, **kind: Any) -> Any:
-    """Call a function at once, because PyTorch has no graph here. (On TensorFlow: each time that the graph runs.)"""
+    """Call a function now, because PyTorch has no graph here. (TensorFlow's version calls it when the graph runs.)"""
     return function(*inputs)
 
 
 def native(variable: Any) -> Any:
-    """Return PyTorch's parameter behind a variable of Keras. Anything else is returned unchanged."""
+    """Return the PyTorch parameter within a variable of Keras. Anything else is returned unchanged."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def dense(gradient: torch.Tensor | None, variable: Any, *, sparse_as_dense: bool) -> torch.Tensor:
-    """Return the gradient of a variable as a dense tensor; None counts as zeros. Sparse ones need `sparse_as_dense`."""
+    """Return a variable's gradient as a dense tensor, zeros for None. Sparse gradients need `sparse_as_dense`."""
     if gradient is None:
         return torch.zeros_like(native(variable))
     if not gradient.is_sparse:
@@ -76,8 +76,8 @@ def _kind_of(variable: Any) -> Kind:
 class _Buckets:
     """The buckets of the gradients of one set of variables: `horovod_partial.exchange.gradients.Buckets` in PyTorch.
 
-    The rank arrives at each bucket as soon as it is packed, then waits for the rounds of all buckets. The results are
-    views of the buckets, and are valid until the next step. The gradients of the caller are not changed.
+    The rank sends each bucket as soon as the bucket is packed, then waits for the rounds of all buckets. The results
+    are views of the buckets, and are valid until the next step. The caller's gradients do not change.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class _Buckets:
 
 
 class _Torch:
-    """Implements `horovod_partial.exchange.gradients.Framework`, for gradients that backward has made already."""
+    """Implements `horovod_partial.exchange.gradients.Framework`. Gradients come only after the whole backward pass."""
 
     average, total, runtime = Average, Sum, runtime
     buckets = _Buckets
@@ -186,7 +186,7 @@ framework = _Torch()
 
 
 class SharedGradients:
-    """The sum of the gradients of the micro-batches that this rank makes under `hvd.WorkSharing`.
+    """The sum of the gradients of the micro-batches that this rank computes under `hvd.WorkSharing`.
 
     `name` is the prefix of the buckets' names. The gradients are those of `variables`.
     """
@@ -200,13 +200,13 @@ class SharedGradients:
         self._sums: list[Any] = self.family.buckets  # each is a MicroBatchBucket
 
     def declare(self) -> None:
-        """Declare the buckets. The first bucket also keeps account of the micro-batches that were granted."""
+        """Declare the buckets. The first bucket also keeps account of which micro-batches ranks have received."""
         self.family.declare()
 
     def add(self, gradients: Sequence[torch.Tensor], *, arrives: bool) -> None:
-        """Add the gradients of a micro-batch. If `arrives`, arrive with the sums at all buckets.
+        """Add the gradients of a micro-batch. If `arrives`, contribute the sums to the rounds of all buckets.
 
-        The bucket that keeps account of grants comes last, because the arrival there says that the micro-batch is done.
+        The first bucket comes last, because an arrival there tells other ranks that the micro-batch is done.
         """
         by_parameter = dict(zip(self._buckets.parameters, gradients, strict=True))
         for bucket in reversed(self._sums):
@@ -219,11 +219,11 @@ class SharedGradients:
             bucket.reset()
 
     def take(self) -> bool:
-        """Take the oldest untaken update that has a gradient. Returns False if there is none."""
+        """Take the oldest complete update that has a gradient. Returns False if there is no such update."""
         return self.family.take_into_buckets() > 0
 
     def results(self, *, alone: bool) -> list[torch.Tensor]:
-        """Return the gradients of the taken update, valid until `add`. `alone` says that there are no other ranks."""
+        """Return the gradients of the taken update, valid until the next `add`. `alone`: there are no other ranks."""
         for bucket in self._sums:
             bucket.begin_update()
         factor = self.options.factor if alone else 1.0
@@ -236,7 +236,7 @@ def updater(
     apply: Callable[[list[Any]], None],
     variables: Sequence[Any],
 ) -> tuple[Callable[[bool], None], Callable[[], None]]:
-    """Return the functions of `horovod_partial.tensorflow.work_sharing.updater`; they never run in a graph here."""
+    """Same as `horovod_partial.tensorflow.work_sharing.updater`, but the functions never run in a graph."""
 
     def train(begins: bool) -> None:
         while begins:
@@ -258,8 +258,8 @@ def average_(
 ) -> RoundInfo:
     """Average floating-point variables of Keras over ranks, in place, in the bucket `name`.
 
-    `steps` is the number of steps, or the iteration: it decides the weight of this rank's model. If this rank was late,
-    and late ranks do not take averages under this policy (`takes_late`), the variables stay unchanged.
+    `steps`, a number of steps or an iteration, decides the weight of this rank's model. If this rank was late, and late
+    ranks do not use the result under this policy (`takes_late`), the variables stay unchanged.
     """
     bucket = ModelBucket([native(variable) for variable in variables])
     bucket.pack()
@@ -299,7 +299,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
 
 
 def _as_sent(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of a tensor that Horovod 0.28.1 can broadcast. bfloat16 and bool travel as integers of their bits."""
+    """Return a view of a tensor that Horovod 0.28.1 can broadcast: integers of the same bits for bfloat16 and bool."""
     bits = {torch.bfloat16: torch.int16, torch.bool: torch.uint8}.get(tensor.dtype)
     return tensor if bits is None else tensor.view(bits)
 

@@ -24,8 +24,8 @@ from horovod_partial.runtime.round_stats import Progress, slowness_now
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Broadcast one rank's weights and optimizer state to all ranks, at the beginning of training.
 
-    This happens before the first step, or after the first batch if that builds the model. Metrics and the state of random
-    generators stay each rank's own.
+    The broadcast comes before the first step, or after the first batch if this batch builds the model. Metrics and the
+    state of random generators are not broadcast.
 
     Args:
         root_rank: the rank that sends its values.
@@ -79,9 +79,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 class MetricAverageCallback(keras.callbacks.Callback):
     """Average the metrics of an epoch over all ranks.
 
-    Put it before callbacks that use metrics, such as `ReduceLROnPlateau` and `TensorBoard`. All ranks must have the same
-    metrics. Under `hvd.WorkSharing` a rank's training metrics are weighted by its number of micro-batches in the epoch,
-    which may be 0. Metrics of validation (`val_...`) count equally.
+    Put this callback before callbacks that use metrics, such as `ReduceLROnPlateau` and `TensorBoard`. All ranks must
+    have the same metrics. Under `hvd.WorkSharing` a rank's training metrics are weighted by its number of micro-batches
+    in the epoch, which may be 0. Metrics of validation (`val_...`) have equal weights.
 
     Args:
         device: same as in Horovod; refused on PyTorch.
@@ -121,7 +121,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
     def _average(self, logs: dict[str, Any]) -> None:
         flush = getattr(self.model.optimizer, "flush", None)
-        if flush is not None:  # averaging metrics waits for all ranks anyway; a flush uses this time for missed rounds
+        if flush is not None:  # the average waits for all ranks anyway, so use the wait to apply missed rounds
             flush()
         names = sorted(logs)
         averages = backend.average_numbers(
@@ -133,9 +133,9 @@ class MetricAverageCallback(keras.callbacks.Callback):
 class LearningRateScheduleCallback(keras.callbacks.Callback):
     """Set the learning rate to `initial_lr * multiplier`, from `start_epoch` to `end_epoch`.
 
-    Under a partial policy that replays rounds, the rate of each round is set by the number of steps in the rounds before
-    it. So all ranks apply a round at the same rate. Under such a policy this callback flushes when training begins, and
-    needs `steps_per_epoch`.
+    Under a partial policy that replays missed rounds, the number of steps in all earlier rounds decides the rate of a
+    round. So all ranks apply a round at the same rate. Under such a policy this callback flushes when training begins,
+    and needs `steps_per_epoch`.
 
     Args:
         initial_lr: the learning rate at the start of training.
@@ -144,8 +144,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         end_epoch: the first epoch in which the rate is not set any more; None for never.
         staircase: whether to set the rate only at the start of an epoch, and give `multiplier` the epoch's number.
             Otherwise the rate is set before every batch, and `multiplier` gets `epoch + batch / steps_per_epoch`.
-        momentum_correction: whether to scale velocities together with the learning rate, which they contain, for
-            optimizers with `momentum` (https://arxiv.org/abs/1706.02677, remark 2).
+        momentum_correction: whether to scale the velocities of optimizers with `momentum` together with the learning
+            rate, because velocities contain the rate (https://arxiv.org/abs/1706.02677, remark 2).
         steps_per_epoch: steps in an epoch; only needed if Keras does not know it.
 
     Raises:
@@ -261,7 +261,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     Args:
         initial_lr: the learning rate after the warm-up.
         warmup_epochs: the number of epochs of the warm-up.
-        momentum_correction: whether to scale velocities together with the learning rate, for optimizers with `momentum`.
+        momentum_correction: same as in `LearningRateScheduleCallback`.
         steps_per_epoch: steps in an epoch; only needed if Keras does not know it.
         verbose: 1 prints a line on rank 0 when the warm-up is over.
     """
@@ -334,11 +334,11 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
 
 class FlushCallback(keras.callbacks.Callback):
-    """Flush after the last batch of each epoch and of training, so that evaluated and saved models contain late gradients.
+    """Flush after the last batch of each epoch, so that evaluated and saved models contain late gradients.
 
-    The flush comes before validation, and before other callbacks save, at any place in the list of callbacks. But if
-    Keras does not know how many batches an epoch has, the flush comes at the end of the epoch: put this callback before
-    `ModelCheckpoint` then. All ranks wait for each other in a flush, and need the same number of epochs.
+    Wherever this callback is in the list, the flush comes before validation, and before other callbacks save. But if
+    Keras does not know how many batches an epoch has, the flush comes at the end of the epoch. Then put this callback
+    before `ModelCheckpoint`. All ranks wait for each other in a flush, so they need the same number of epochs.
     """
 
     def __init__(self) -> None:
@@ -372,7 +372,7 @@ class FlushCallback(keras.callbacks.Callback):
 class ModelSyncCallback(keras.callbacks.Callback):
     """Average the model over all ranks from time to time: all floating-point weights, including those of BatchNorm.
 
-    Use it where replicas may part, or where weights are each rank's own. All ranks wait for each other in an average.
+    Use this callback if the ranks' models may become different. All ranks wait for each other in an average.
 
     Args:
         every_n_steps: steps of this rank between two averages, 1 or more.
@@ -422,10 +422,10 @@ class ModelSyncCallback(keras.callbacks.Callback):
 class PartialStatsCallback(keras.callbacks.Callback):
     """Add what happened to the rounds of an epoch to its logs: for the progress bar, `History` and `TensorBoard`.
 
-    Put this callback before `TensorBoard`. It adds `late`: the share of this rank's arrivals that came too late, 0 to 1;
-    `fresh`: the mean number of ranks that were on time for a round; `staleness`: the mean staleness of contributions, in
-    rounds; `waited_seconds`: how long this rank waited for results. Nothing is added under `hvd.Full()`, which has no
-    rounds; `SlowRanksCallback` works there too.
+    Put this callback before `TensorBoard`. It adds `late`: the share of this rank's contributions that came too late, 0
+    to 1; `fresh`: the mean number of ranks that were on time for a round; `staleness`: by how many rounds contributions
+    were late, on average; `waited_seconds`: how long this rank waited for results. Nothing is added under `hvd.Full()`,
+    which has no rounds; `SlowRanksCallback` also works under `hvd.Full()`.
 
     Args:
         process_set: the process set of the buckets.
@@ -450,9 +450,9 @@ class PartialStatsCallback(keras.callbacks.Callback):
 class SlowRanksCallback(keras.callbacks.Callback):
     """On rank 0 of a watched job, add to the logs of an epoch how many ranks are slow.
 
-    Put this callback after `MetricAverageCallback`, which needs the same logs on all ranks, and before `TensorBoard`. It
-    adds `slow_ranks`: how many ranks are slow at the end of the epoch; and `slowness`: how many times as long as the median
-    rank the slowest of them computes, or 1. Nothing is added if ranks are not watched (`hvd.watch`).
+    Put this callback after `MetricAverageCallback`, which needs the same logs on all ranks, and before `TensorBoard`.
+    It adds `slow_ranks`: how many ranks are slow at the end of the epoch; and `slowness`: the time that the slowest of
+    them computes, divided by the median rank's time, or 1. Nothing is added if ranks are not watched (`hvd.watch`).
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

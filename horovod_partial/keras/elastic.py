@@ -31,7 +31,7 @@ class _StateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 class CommitStateCallback(_StateCallback):
     """Commit `state` (a `KerasState`) after every `batches_per_commit` batches (1 or more), and after each epoch.
 
-    Batches are counted from the begin of training, so all ranks commit together. Put this callback last.
+    Batches are counted from the start of `fit`, so all ranks commit together. Put this callback last.
     """
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
@@ -52,7 +52,7 @@ class CommitStateCallback(_StateCallback):
 
 
 class UpdateBatchStateCallback(_StateCallback):
-    """Keep the number of the newest finished batch of the epoch in `state.batch`. `state` is a `KerasState`.
+    """Keep the number of the last finished batch of the epoch in `state.batch`. `state` is a `KerasState`.
 
     Unlike Horovod's callback, this one does not shorten the epoch after a restart, because Keras 3 counts the steps of
     an epoch itself.
@@ -66,7 +66,7 @@ class UpdateBatchStateCallback(_StateCallback):
 
 
 class UpdateEpochStateCallback(_StateCallback):
-    """Keep the number of finished epochs, also from before a restart, in `state.epoch`. `state` is a `KerasState`.
+    """Keep the number of finished epochs in `state.epoch`, including those before a restart. `state` is a `KerasState`.
 
     Call `fit(epochs=total - state.epoch)`, same as with Horovod, because Keras counts epochs from 0 after a restart.
     """

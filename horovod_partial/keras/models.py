@@ -13,10 +13,10 @@ from horovod_partial.policies import ModelPolicy, WeightedAverage
 
 
 class ModelExchange(models.ModelExchange):
-    """Averages the model of one optimizer of Keras, under a policy of models.
+    """Averages the model of one optimizer of Keras, under a policy that averages models.
 
     `arguments` are the user's arguments of `hvd.DistributedOptimizer`. Variables for which `is_local` returns True are
-    each rank's own, and are not averaged. Raises ValueError if the policy has `overlap`, or averages buffers.
+    not averaged. Raises ValueError if the policy has `overlap`, or averages buffers.
     """
 
     runtime = backend.runtime
@@ -67,7 +67,7 @@ class ModelExchange(models.ModelExchange):
 
     @property
     def is_settled(self) -> bool:
-        """Whether there are no other ranks to average with."""
+        """Whether this rank has no other ranks to average with, so that its model needs no flush."""
         return not self.is_needed
 
     def _signal(self) -> None:

@@ -41,7 +41,7 @@ _names = InstanceNames(backend.runtime)
 
 
 class _Methods:
-    """Methods of wrapped optimizers: they are added to a subclass of the user's optimizer class (`_base`)."""
+    """Methods of wrapped optimizers. A subclass of the class of the user's optimizer (`_base`) gets them."""
 
     is_horovod_partial = True
     _base: Any  # the class of the optimizer that the user has wrapped
@@ -65,8 +65,8 @@ class _Methods:
             )
         return self._horovod.apply(self, list(grads), list(variables))
 
-    # `_backend_update_step` sends gradients that Keras has accumulated, and clips and decays once for each round.
-    # So if Keras accumulates gradients, its own calls of `_clip_gradients` and `_apply_weight_decay` do nothing.
+    # If Keras accumulates gradients, `_backend_update_step` sends them, and clips and decays once for each round.
+    # Then Keras's own calls of `_clip_gradients` and `_apply_weight_decay` must do nothing.
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
         return grads if self._horovod.accumulates(self) else self._base._clip_gradients(self, grads)
@@ -95,7 +95,7 @@ class _Methods:
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """Make an optimizer from a configuration of Keras, and wrap it with the same arguments as this optimizer."""
+        """Make an optimizer from a configuration of Keras, and wrap it with the same arguments as for this class."""
         custom = {} if custom_objects is None else {"custom_objects": custom_objects}
         return DistributedOptimizer(cls._base.from_config(config, **custom), **cls._horovod_arguments)  # type: ignore[attr-defined]
 
@@ -106,26 +106,25 @@ class _Methods:
 
     @property
     def all_variables(self) -> list[Any]:
-        """The optimizer's `variables`, and those that convert its rounds to steps (see `Steps`). Keras saves both.
+        """The optimizer's `variables`, and the variables that convert its rounds to steps (see `Steps`).
 
-        If only one rank has loaded the optimizer, broadcast all of them
+        Keras saves all these variables. If only one rank has loaded the optimizer, broadcast all of them
         (`hvd.callbacks.BroadcastGlobalVariablesCallback` does).
         """
         return [*self.variables, *self._horovod_steps.variables]  # type: ignore[attr-defined]
 
     @property
     def rounds(self) -> int:
-        """How many rounds have ended in all buckets: use it for schedules and to decide when to stop.
+        """How many rounds have ended in all buckets: use this number for schedules and to decide when to stop.
 
-        Only for eager code.
-
-        Under `hvd.Full()`, and on a single rank, this is the number of steps. With a policy of models and several ranks
-        it is the number of averages. Under `hvd.WorkSharing()` it is always the number of updates.
+        Under `hvd.WorkSharing()` it is the number of updates. Under other policies it is the number of steps if the
+        policy is `hvd.Full()` or there is one rank, and the number of averages if the policy averages models. Only for
+        eager code.
         """
         return self._horovod.rounds(self)
 
     def flush(self) -> None:
-        """Deliver late contributions and apply missed rounds. Under a policy of models, make the models equal.
+        """Deliver late gradients and apply missed rounds. Under a policy that averages models, make all models equal.
 
         This waits until every rank flushes. Call it in eager code, on every rank before an evaluation or a checkpoint,
         and at the end of training (`hvd.callbacks.FlushCallback` does). Under `hvd.Full()` it does nothing.
@@ -133,10 +132,10 @@ class _Methods:
         self._horovod.flush(self)
 
     def flushed(self) -> bool:
-        """Return whether this rank has no late contributions and no missed rounds, or no step since its last flush.
+        """Return whether this rank has no late gradients and no missed rounds, or no step since its last flush.
 
-        With a policy of models: whether this rank has taken no step since its last flush. If the answer is False, saving
-        the model with its optimizer warns once (not with a policy of models). Call this in eager code.
+        Under a policy that averages models: whether this rank has taken no step since its last flush. Under any other
+        policy, saving the optimizer warns once if the answer is False. Only for eager code.
         """
         return self._horovod.is_flushed(self)
 
@@ -154,7 +153,7 @@ class _Methods:
         return config
 
     def save_own_variables(self, store: Any) -> None:
-        """Save the optimizer's variables. Warns once if `flushed()` is False, because replicas may differ then."""
+        """Save the optimizer's variables. Warns once if `flushed()` is False, because ranks' models may differ then."""
         self._horovod.before_saving(self)
         self._base.save_own_variables(self, store)
 
@@ -178,7 +177,7 @@ class _Progress:
             return int(keras.ops.convert_to_numpy(self._iterations))
 
     def follows(self, variables: Sequence[Any]) -> bool:
-        """Note the variables to train. Returns False if another optimizer trained some, and was not flushed since."""
+        """Record the variables to train. Returns False if another optimizer trained some, and was not flushed since."""
         before = [getattr(variable, "_horovod_progress", self) for variable in variables]
         for variable in variables:
             variable._horovod_progress = self
@@ -201,24 +200,24 @@ class _State:
         self.process_set: ProcessSet = arguments["process_set"]
         self.passes = passes  # under `WorkSharing`: the number of micro-batches per rank in an update
         self.end = math.inf  # under `WorkSharing`: no micro-batch begins after this many updates
-        self._epochs = Tenure(backend.runtime)  # the generation of Horovod in which `end`, a count of updates, was set
+        self._epochs = Tenure(backend.runtime)  # remembers after which `hvd.init()` `end` was set
         # Sets the learning rate of each round; None without replay and without `WorkSharing`.
         self.rates = Rates() if isinstance(policy, LateGradients | WorkSharing) else None
         self._name = name
         self._policy = policy
         self.shares_work = isinstance(policy, WorkSharing)
         self._arguments = arguments
-        self._options = options  # how gradients travel in buckets; None if they do not
+        self._options = options  # the options of the buckets of gradients; None if there are no such buckets
         self.unscaled = options is not None and options.unscaled  # whether gradients travel without the loss scale
         self.averages = averages  # whether gradients of a step's backward passes are averaged; if not, they are summed
         self.local: list[Any] = []  # the variables whose gradients are not combined over the ranks
         self._made: _Exchange | None = None
-        self._tenure = Tenure(backend.runtime)  # the generation of Horovod in which the exchange was made
-        self._owner: _attach.Owner | None = None  # when it is gone, the buckets of gradients end
+        self._tenure = Tenure(backend.runtime)  # remembers after which `hvd.init()` the exchange was made
+        self._owner: _attach.Owner | None = None  # when this object is deleted, the buckets of gradients end
         self._introduction: healing.Introduction | None = None  # compares the variables of all ranks at the start
         self.progress = _Progress(optimizer)
         self._has_warned = False
-        # True while the models at the start are compared, to warn if they differ. If False, graphs do not call Python.
+        # True until ranks have compared the models that they began with. While it is False, graphs do not call Python.
         self._may_tell = keras.Variable(False, dtype="bool", trainable=False)
 
     @property
@@ -226,23 +225,23 @@ class _State:
         return not isinstance(self._policy, Full) and backend.runtime.size_of(self.process_set) > 1
 
     def _current(self) -> _Exchange | None:
-        """Return the object that exchanges gradients or models; None before the first step of this generation."""
+        """Return the object that exchanges gradients or models; None before the first step since `hvd.init()`."""
         return self._made if self._tenure.is_current else None
 
     def _in_use(self) -> _Exchange | None:
-        """Return `_current()`. First let the exchange of a graph that is older than this generation belong to it."""
+        """Return `_current()`. If a graph from before the last `hvd.init()` runs, keep using the graph's exchange."""
         made = None if self._tenure.is_current else self._made
         if isinstance(made, GradientExchange) and made.is_in_use and _names.take(made.name):
             self._tenure.enter()
             backend.runtime.family(self.process_set, made.bucket_names).own(self._owner)
-            self._introduce(made.name, ())  # compares no variables: this rank's have changed in steps since the restart
+            self._introduce(made.name, ())  # do not compare variables: steps since the restart have changed them here
         return self._current()
 
     @backend.uncompiled  # type: ignore[untyped-decorator]
     def _exchange(self, optimizer: Any, variables: Sequence[Any]) -> Any:
         """Return the object that exchanges gradients or models. `variables` are those that the step trains.
 
-        It is made in the first step of a generation, because its name depends on the variables.
+        The object is made in the first step after each `hvd.init()`, because its name depends on the variables.
         """
         if not self._tenure.is_current:
             self._made = self._new_exchange(optimizer, variables)
@@ -284,7 +283,7 @@ class _State:
         )
 
     def _introduce(self, name: str, variables: Sequence[Any]) -> None:
-        """Start a comparison of `variables` over the ranks. From now on flushes compare replicas, too."""
+        """Start a comparison of `variables` over the ranks. From now on flushes also compare the ranks' values."""
         meeting = backend.runtime.meet(self.process_set)
         start = f"{bucket_config.INTERNAL}start.{name}"
         with backend.outside_graphs():
@@ -322,15 +321,15 @@ class _State:
 
     @property
     def sharing(self) -> WorkSharingExchange | None:
-        """The exchange under `hvd.WorkSharing`; None before the first step of this generation."""
+        """The exchange under `hvd.WorkSharing`; None before the first step since the last `hvd.init()`."""
         made = self._current()
         return made if isinstance(made, WorkSharingExchange) else None
 
     def begin_epoch(self, optimizer: Any, updates: int) -> int:
-        """Begin an epoch: no micro-batch begins after `updates` more updates. Returns `rounds` before its first update.
+        """Begin an epoch of `updates` updates, after which no micro-batch begins. Returns `rounds` before the epoch.
 
-        Epochs follow each other without a gap. A rank that is behind in its updates gets the same number as the others.
-        Raises RuntimeError if the epoch before has updates left.
+        An epoch begins where the previous epoch ends. So a rank that is behind in its updates returns the same number
+        as the other ranks. Raises RuntimeError if the previous epoch has updates left.
         """
         is_first = self._epochs.enter() or math.isinf(self.end)
         if not is_first and self.rounds(optimizer) < self.end:
@@ -365,7 +364,7 @@ class _State:
         return None
 
     def accumulates(self, optimizer: Any) -> bool:
-        """Return whether Keras accumulates the gradients of several backward passes, and only the result travels."""
+        """Return whether Keras accumulates the gradients of several backward passes before they travel."""
         return bool(optimizer.gradient_accumulation_steps) and not isinstance(self._policy, ModelPolicy)
 
     def update(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
@@ -374,8 +373,8 @@ class _State:
         if not self.averages:
             gradients = [None if gradient is None else gradient * passes for gradient in gradients]
         self._combine(optimizer, gradients, variables, _update_round)
-        # `_update_round` has added the backward passes of each round to `_iterations`. Keras also adds 1 in each of its
-        # passes: subtract these.
+        # `_update_round` has added the backward passes of each round to `_iterations`. Keras itself has also added 1 in
+        # each pass of this step, so subtract the passes.
         optimizer._iterations.assign_sub(passes)
 
     def before_round(self, optimizer: Any) -> None:
@@ -419,7 +418,7 @@ class _State:
 def _apply_round(optimizer: Any, gradients: list[Any], variables: list[Any], steps: Any) -> None:
     """Apply a round's combined gradients, for an optimizer that does not accumulate gradients.
 
-    `steps`: how many steps per rank, on average, the gradients stand for.
+    `steps` is the number of steps per rank, on average, whose gradients are in the round.
     """
     if optimizer._horovod.unscaled:
         scale = optimizer.dynamic_scale
@@ -427,18 +426,18 @@ def _apply_round(optimizer: Any, gradients: list[Any], variables: list[Any], ste
     optimizer._horovod.before_round(optimizer)
     before = inner(optimizer)._iterations + 0
     optimizer._base.apply(optimizer, gradients, variables)
-    # A LossScaleOptimizer skips a round if gradients overflow. Then `_iterations` does not grow: count no step.
+    # A LossScaleOptimizer skips a round if gradients overflow. Then `_iterations` does not grow, and no step counts.
     optimizer._horovod.after_round(optimizer, inner(optimizer)._iterations - before, steps)
 
 
 def _update_round(optimizer: Any, gradients: list[Any], variables: list[Any], steps: Any) -> None:
     """Apply a round's combined gradients, for an optimizer that accumulates gradients. `steps` as in `_apply_round`.
 
-    Keras counts backward passes in `_iterations`, so a round counts as all passes of one update.
+    Keras counts backward passes in `_iterations`, so this function adds all passes of one update.
     """
     passes = optimizer.gradient_accumulation_steps
     phase = optimizer._iterations % passes
-    # Keras updates variables only in a step's last backward pass. Set `_iterations` as if this were the last one.
+    # Keras updates variables only in a step's last backward pass. Set `_iterations` as if this pass were the last.
     optimizer._iterations.assign_add(passes - 1 - phase)
     optimizer._horovod.before_round(optimizer)
     clipped = optimizer._base._clip_gradients(optimizer, gradients)
@@ -473,37 +472,38 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     scale_local_gradients: bool = True,
     sync: Policy | str | None = None,
 ) -> Any:
-    """Wrap an optimizer of Keras 3: gradients are combined over the ranks before a step, or models are averaged after it.
+    """Wrap an optimizer of Keras 3: combine gradients over the ranks before a step, or average models after the step.
 
-    The arguments before `sync` are those of `horovod.tensorflow.keras.DistributedOptimizer`, but for what is said of them
-    here. (On Keras 3 that function silently reduces nothing.) Their order is that of `horovod.keras.DistributedOptimizer`,
-    which lacks some of them. The wrapped optimizer works in `model.fit`, with `run_eagerly`, and in your own loops that
+    The arguments before `sync` are those of `horovod.tensorflow.keras.DistributedOptimizer`, except as described here.
+    (On Keras 3 that function silently reduces nothing.) Their order is that of `horovod.keras.DistributedOptimizer`,
+    which lacks some arguments. The wrapped optimizer works in `model.fit`, with `run_eagerly`, and in user loops that
     call `apply`. On TensorFlow `jit_compile=True` raises an error. Saved models contain the unwrapped optimizer:
     `hvd.load_model` wraps it again.
 
-    With a model policy (`hvd.GroupAverage`, `hvd.PartialReduce`, `hvd.WeightedAverage`) each rank steps with its own
-    gradients, then averages its model with others; arguments about gradients do not apply. Let all ranks start from the
-    same model (`hvd.BroadcastGlobalVariablesCallback`), and flush before an evaluation or a checkpoint
-    (`hvd.callbacks.FlushCallback`).
+    Under a policy that averages models (`hvd.GroupAverage`, `hvd.PartialReduce`, `hvd.WeightedAverage`) each rank steps
+    with its own gradients, then averages its model with other ranks. Arguments about gradients must have their
+    defaults. Let all ranks start from the same model (`hvd.callbacks.BroadcastGlobalVariablesCallback`), and flush
+    before an evaluation or a checkpoint (`hvd.callbacks.FlushCallback`).
 
-    Under a policy with late gradients (see `hvd.Solo`) a late rank replays its missed rounds. Then `iterations` counts
-    rounds, and each round is clipped. A round contains a part of a step; a schedule counts steps, not rounds.
+    Under a policy with late gradients (see `hvd.Solo`) a late rank applies the rounds that it has missed, one by one.
+    Then `iterations` counts rounds, and gradients are clipped once in each round. A round may contain only a part of a
+    step's gradients. Learning-rate schedules count steps, not rounds.
 
     Args:
-        optimizer: any optimizer of Keras 3. The wrapper shares its state. Wrap the outermost optimizer; if the global
-            dtype policy is `mixed_float16`, a `LossScaleOptimizer` is added for you.
+        optimizer: any optimizer of Keras 3. The wrapper shares the optimizer's state. Wrap the outermost optimizer; if
+            the global dtype policy is `mixed_float16`, this function adds a `LossScaleOptimizer`.
         name: prefix of the names of tensors and buckets.
         device_dense, device_sparse: only for `hvd.Full()`; refused on PyTorch.
         compression: late contributions and missed results are kept compressed.
         sparse_as_dense: a partial policy, and Keras on PyTorch, needs it if gradients are sparse.
         op: a partial policy takes only `hvd.Average` and `hvd.Sum`.
         backward_passes_per_step: the gradients of this many passes are summed before they travel, by Keras's own
-            `gradient_accumulation_steps`. Under `hvd.WorkSharing()` it is the number of micro-batches that an update has
-            for each rank, on average.
+            `gradient_accumulation_steps`. Under `hvd.WorkSharing()` an update has this many micro-batches for each
+            rank, on average.
         average_aggregated_gradients: average the gradients of these passes instead of summing them.
-        groups: under a partial policy each group is a bucket.
-        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, `hvd.WorkSharing()`, a model policy, or
-            the policy's name; None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`.
+        groups: under a partial policy the gradients of each group travel in one bucket for each dtype.
+        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, `hvd.WorkSharing()`, a policy that
+            averages models, or the policy's name. None takes `HOROVOD_PARTIAL_SYNC`, or `Full()` if this is not set.
 
     Returns:
         An instance of the optimizer's class with the methods `flush`, `flushed`, `register_local_var`, and the
@@ -573,7 +573,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             unscaled=_scales_loss(optimizer),
             factor=1.0 / passes if shares and averages else 1.0,
         )
-    # The following changes the user's optimizer, so all arguments are checked before. `_accumulate` checks its own.
+    # From here on this function changes the user's optimizer, so it has checked all arguments before.
     if shares:
         repeated["backward_passes_per_step"], repeated["average_aggregated_gradients"] = passes, averages
         inner(optimizer).gradient_accumulation_steps = None
@@ -617,10 +617,10 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     scale_local_gradients: bool = True,
     **more: Any,
 ) -> Any:
-    """Wrap an optimizer same as `hvd.DistributedOptimizer`, but leave the gradients of some layers on each rank.
+    """Wrap an optimizer same as `hvd.DistributedOptimizer`, but do not combine the gradients of some layers.
 
-    This is Horovod's function of the same name. It has nothing to do with partial collectives. All arguments except
-    `local_layers` are those of `hvd.DistributedOptimizer`.
+    This is Horovod's function of the same name. "Partial" in the name does not mean partial collectives. All arguments
+    except `local_layers` are those of `hvd.DistributedOptimizer`.
 
     Args:
         local_layers: a built layer, or several. Their gradients stay on each rank.
@@ -677,6 +677,6 @@ def load_model(
     if model.optimizer is not None:
         model.optimizer = DistributedOptimizer(model.optimizer, **arguments)
         if has_schedule(model.optimizer):
-            # The wrapped optimizer has one more variable, by which schedules count steps. Load it from the file, too.
+            # The wrapper has added a variable by which schedules count steps. Load this variable from the file, too.
             model.load_weights(filepath)
     return model

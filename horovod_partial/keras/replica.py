@@ -1,4 +1,4 @@
-"""The values of a Keras training that ranks compare, in flushes and in `hvd.assert_replicas_equal`."""
+"""The replica of a Keras training: the values that ranks compare in flushes and in `hvd.assert_replicas_equal`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from horovod_partial.runtime.healing import Array, Key, Replica
 
 
 def replica_of(optimizer: Any) -> Callable[[list[Any]], Replica | None]:
-    """Return a function that makes a replica for ranks to compare: trained variables, and the optimizer's state.
+    """Return a function that makes the replica that ranks compare: trained variables, and the optimizer's state.
 
-    The function takes the variables that the optimizer trains. It returns None if the optimizer no longer exists.
+    The function takes the variables that the optimizer trains, and returns None if the optimizer no longer exists.
     """
     reference = weakref.ref(optimizer)
 
@@ -75,7 +75,7 @@ class ReplicaOfVariables:
                 continue
             value = values[key] = arrays[key].view(mine.dtype).reshape(mine.shape)
             apart[key] = float(np.abs(value.astype(np.float64) - mine.astype(np.float64)).max(initial=0.0))
-        for key, value in values.items():  # only when all of them are there
+        for key, value in values.items():  # assign only after all values were read, so that an error changes nothing
             self._named[key].assign(value)
         return apart
 
@@ -88,8 +88,8 @@ def assert_replicas_equal(model: keras.Model, optimizer: Any = None) -> None:
     """Compare trainable weights, and the optimizer's variables, over all ranks, bit for bit; every rank must call this.
 
     The comparison costs a hash of each variable and one small collective. Call `optimizer.flush()` before. Weights that
-    are not trainable, such as the moving averages of BatchNorm, and accumulated gradients are not compared, because each
-    rank has its own. Only for eager code.
+    are not trainable, such as the moving averages of BatchNorm, and accumulated gradients are not compared, because
+    each rank has its own. Only for eager code.
 
     Args:
         model: the model whose trainable weights are compared.

@@ -1,4 +1,4 @@
-"""Counts how many steps the rounds of a Keras optimizer amount to, and sets learning rates by this count."""
+"""Converts the number of rounds of a Keras optimizer to a number of steps, and sets learning rates by this number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Steps(keras.metrics.Metric):  # type: ignore[misc]
     """Converts the iterations of an optimizer, which count rounds, to steps.
 
     A round counts as a part of a step: its number of gradients, divided by the number of ranks. This class is a metric,
-    because Keras lets metrics save their own variables. A file that lacks these, or has more, can still be loaded.
+    because Keras lets metrics save their own variables. A file that lacks such variables, or has more, can be loaded.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ def follow_steps(optimizer: Any) -> None:
 
 
 def _learning_rate(attributes: dict[str, Any], steps: Steps) -> Any:
-    """Return the learning rate by an optimizer's attributes, same as Keras, but schedules count steps, not rounds."""
+    """Return an optimizer's learning rate from its attributes, as Keras does, but let schedules count steps."""
     rate = attributes["_learning_rate"]
     if _is_schedule(rate):
         return rate(steps.result(attributes["_iterations"]))
@@ -91,7 +91,7 @@ class Rates:
         self._are_set = keras.Variable(False, dtype="bool", trainable=False)
 
     def add(self, callback: Any) -> None:
-        """Let a callback set rates from now on. Callbacks of a training that was interrupted no longer set rates."""
+        """Let a callback set rates from now on. Callbacks of another `fit`, which was interrupted, no longer do so."""
         others = [one for one in self._callbacks if one is not callback and one.params is callback.params]
         self._callbacks = [*others, callback]
         self._are_set.assign(True)
@@ -126,15 +126,15 @@ class Rates:
 
 
 def set_rate(optimizer: Any, rate: Any, factor: Any) -> None:
-    """Set an optimizer's learning rate, and multiply its velocities, which contain the old rate, by `factor`."""
+    """Set an optimizer's learning rate, and multiply its velocities by `factor`, because they contain the old rate."""
     optimizer.learning_rate = rate
     factor = keras.ops.cast(factor, keras.config.floatx())
     own = inner(optimizer)
 
     def scale() -> None:
-        if getattr(own, "momentum", 0):  # SGD and RMSprop have velocities: sums of past updates times the rate
+        if getattr(own, "momentum", 0):  # SGD and RMSprop have velocities, which are sums of past gradients times rates
             for velocity in [*getattr(own, "momentums", ()), *getattr(own, "_momentums", ())]:
                 velocity.assign(velocity * keras.ops.cast(factor, velocity.dtype))
 
-    # Scale the optimizer's velocities. Horovod changes `momentum` for one batch instead, which a graph would not see.
+    # Horovod changes `momentum` for one batch instead. A graph would not see this change of a Python attribute.
     keras.ops.cond(factor != 1.0, scale, lambda: None)

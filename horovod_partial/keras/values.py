@@ -20,7 +20,7 @@ def allreduce(
     op: int | None = None,
     compression: Any = Compression.none,
 ) -> Any:
-    """Reduce a value over all ranks, same as `horovod.keras.allreduce`. Averages, unless `op` says otherwise.
+    """Reduce a value over all ranks, same as `horovod.keras.allreduce`. The default is the average.
 
     The value may be anything that `keras.ops.convert_to_tensor` takes. Only for eager code.
     """
@@ -36,7 +36,7 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """Concatenate values of all ranks along the first dimension, same as `horovod.keras.allgather`. Only for eager code."""
+    """Concatenate values of all ranks along the first dimension, as `horovod.keras.allgather`. Only for eager code."""
     return backend.horovod.allgather(keras.ops.convert_to_tensor(value), name=name)
 
 

@@ -21,7 +21,7 @@ def shares_work(optimizer: Any) -> bool:
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a bound method, and does not keep the method's object alive."""
+    """Return a function that calls a bound method, but does not keep the method's object alive."""
     reference = weakref.WeakMethod(method)
 
     def call(*arguments: Any) -> Any:
@@ -34,24 +34,24 @@ def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class WorkSharingExchange:
-    """The exchange of an optimizer under `hvd.WorkSharing` in one generation of Horovod.
+    """The exchange of an optimizer under `hvd.WorkSharing`, from one `hvd.init()` to the next.
 
     `apply_combined` runs in the program's thread, in eager code or while a graph is traced. `_complete`, `_take` and
     `_must_apply` run in each step: in eager code in the program's thread, in a graph in a thread of the framework while
-    the program's thread waits. So no two threads use this object at the same time. It implements
+    the program's thread waits. So no two threads use this object at the same time. This class implements
     `exchange.work_sharing.Updates`.
 
-    `gradients` is the sum of the gradients of this rank's micro-batches. This sum travels. `variables` are those of the
-    first step. An update has `passes` micro-batches for each rank, on average. No micro-batch begins after `end`
-    updates. `replica_of` returns the values of the trained variables for the comparison in flushes.
+    `gradients`, a `SharedGradients`, sums the gradients of this rank's micro-batches, and sends the sum. `variables`
+    are those of the first step. An update has `passes` micro-batches for each rank, on average. No micro-batch begins
+    after `end` updates. `replica_of` returns the values of the trained variables for the comparison in flushes.
 
     `work` knows which micro-batch this rank has begun. `is_new` is True until a step has run. The first step begins
-    the first micro-batch of this rank's share. `loaded` tells for which micro-batch the newest batch was loaded: the
-    number of the update, and the micro-batch's number in it. It is None if unknown.
+    the first micro-batch of this rank's share. `loaded` says for which micro-batch the newest batch was loaded: the
+    number of the update, and the number of the micro-batch in this update. It is None if unknown.
     """
 
-    is_applying = False  # no code of the user's runs while an update is applied
-    is_settled = True  # nothing is late or missed: between two steps a rank has applied all updates that it has taken
+    is_applying = False  # no user code, which could flush, runs while an update is applied
+    is_settled = True  # between two steps this rank has no late gradients, and has applied all updates it has taken
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class WorkSharingExchange:
         self._variables = list(variables)
         self._replica_of = replica_of
         self._apply: Apply | None = None  # applies the gradients of an update; None before the first step
-        self._only_applies = False  # true while updates are applied outside a step, when no micro-batch may begin
+        self._only_applies = False  # True while updates are applied outside a step, when no micro-batch may begin
         self._train, self._flush = backend.updater(
             weakly(self._take), weakly(self._must_apply), weakly(self._apply_results), self._variables
         )
@@ -140,7 +140,7 @@ class WorkSharingExchange:
         return self.work.must_apply()
 
     def _take(self) -> list[Any] | None:
-        """Return the gradients of the oldest untaken update; None if there is none, or if it has no gradient."""
+        """Return the gradients of the oldest complete update; None if there is none, or if it has no gradient."""
         if not self.work.is_alone and not self._gradients.take():
             return None
         self.work.applied()
@@ -155,11 +155,11 @@ class WorkSharingExchange:
 
     @property
     def rounds(self) -> int:
-        """How many updates this rank has made in this generation of Horovod."""
+        """How many updates this rank has taken since the last `hvd.init()`."""
         return self.work.rounds
 
     def flush(self) -> None:
-        """Close the open update with the micro-batches made so far, and apply it. Every rank must call this."""
+        """Apply the open update with the micro-batches computed so far. Every rank must call this."""
         self.work.thread = this_thread()
         backend.runtime.flush(self.work.process_set.process_set_id)
 

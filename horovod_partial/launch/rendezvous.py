@@ -1,4 +1,4 @@
-"""Serves and finds Horovod's rendezvous at a port that all ranks can compute, for launchers without a rendezvous."""
+"""Serves Horovod's rendezvous on a port that all ranks can find, for launchers that do not start a rendezvous."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def serve(ports: Sequence[int], job: str, slots: Sequence[SlotInfo]) -> int:
     """Serve the ranks of a job from a child process until this process ends, even if it executes another program.
 
     Horovod's `RendezvousServer` does not fit: other ranks would not know the port that it chooses, and its thread would
-    end when this process executes another program. `slots` has Horovod's description of each rank. Returns the port in
-    use, one of `ports`. Raises OSError if none of them is free.
+    end when this process executes another program. `slots` has Horovod's description of each rank. Returns the chosen
+    port, one of `ports`. Raises OSError if none of these ports is free.
     """
     for port in ports:
         try:
@@ -60,7 +60,7 @@ def _serve_until_it_ends(server: RendezvousHTTPServer, program: int) -> NoReturn
 def find(address: str, ports: Sequence[int], job: str, seconds: float) -> int:
     """Wait until the rendezvous of a job answers, and return its port. Servers of other jobs are skipped.
 
-    Raises TimeoutError if it has not answered within `seconds`.
+    Raises TimeoutError if the rendezvous has not answered within `seconds`.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end:

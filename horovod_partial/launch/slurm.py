@@ -20,7 +20,7 @@ LOOPBACK = "127.0.0.1"
 # A rendezvous server listens on one of these ports. Few are in use: Linux's outgoing connections have higher ports.
 PORTS = range(20000, 30000)
 CANDIDATES = 8  # how many ports a rendezvous server tries until one is free
-# Each of these variables chooses a network interface. If the user has set one, its value is kept.
+# Each of these variables chooses a network interface. A value that the user has set is kept.
 INTERFACE_VARIABLES = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME")
 
 
@@ -47,7 +47,7 @@ class Task:
 
 
 def task_of(environ: Mapping[str, str]) -> Task:
-    """Read Slurm's variables of a step. (Those of the job do not fit: a step may have only a part of the job's nodes.)
+    """Read Slurm's variables of a step. (The job's variables do not fit: a step may use only some of the job's nodes.)
 
     Raises ValueError if this process is not a task of a step.
     """
@@ -94,7 +94,7 @@ def ports_of(task: Task) -> list[int]:
 
 
 def neighbour_of(task: Task, hosts: Sequence[str]) -> str:
-    """Return a host of the step that this task's node reaches through the same interface as all other hosts."""
+    """Return a host of the step. The network interface that leads to this host also leads to all other hosts."""
     if len(hosts) == 1:
         return LOOPBACK
     return hosts[1 if task.node == 0 else 0]

@@ -13,10 +13,10 @@ from horovod_partial import _core, documents
 from horovod_partial.checks import require, require_count
 
 RULES = ("exact", "paper", "wait_free", "single", "threshold")
-# Under the rule "measured", the plans of these rules are tried in training, and the fastest plan stays.
+# The rule "measured" tries the plans of these rules in training, and keeps the fastest plan.
 # "wait_free" sends a message for each gradient. Horovod's fusion merges small messages that are ready in one cycle.
 TRIED = ("exact", "paper", "single", "wait_free")
-TRIED_WITHOUT_COST = ("single", "wait_free")  # their plans do not depend on what messages cost
+TRIED_WITHOUT_COST = ("single", "wait_free")  # rules whose plans do not depend on what messages cost
 THRESHOLD_BYTES = 128 * 2**20  # the most bytes that Horovod's own tensor fusion merges by default
 
 _LEAST_R_SQUARED = 0.95
@@ -37,9 +37,9 @@ class MessageCost:
     def fit(cls, sizes: Sequence[int], seconds: Sequence[float]) -> MessageCost:
         """Fit the cost of messages to measured times, by a line.
 
-        The slope is the median of the slopes between all pairs, weighted by the distance of their sizes (Theil and
+        The slope is the median of the slopes between all pairs, weighted by the difference of their sizes (Theil and
         Sen). So outliers have little influence. There must be three different sizes or more, in bytes. The time of each
-        message is best a median of several. Raises ValueError if the times do not lie on a line; the message says why.
+        size should be a median of several times. Raises ValueError if the times do not lie on a line, and says why.
         """
         if len(set(sizes)) < 3:
             raise ValueError("a fit needs messages of three sizes or more")
@@ -62,7 +62,7 @@ class MessageCost:
                 f"the times of messages do not lie on a line (R² {r_squared:.2f}, {_LEAST_R_SQUARED} is needed); the "
                 "machine or its network was busy"
             )
-        # Where a link lets short bursts pass, small messages are cheap, and a fitted latency may be below 0: take 0.
+        # If a network lets short bursts pass, small messages are cheap, and the fitted latency may be below 0: take 0.
         return cls(max(latency, 0.0), slope, r_squared)
 
 
@@ -72,14 +72,14 @@ class MergingPlan:
 
     Attributes:
         rule: the rule that made the plan, one of `horovod_partial.merging.RULES`.
-        gradients: names of the parameters, in the order in which backward makes their gradients.
-        nbytes: bytes of each gradient that travel.
-        ready: when each gradient was there, in seconds after the first one: the median of the measured steps, and the
-            largest of all ranks.
-        messages: the number of gradients in each message, in the same order.
+        gradients: names of the parameters, in the order in which backward computes their gradients.
+        nbytes: how many bytes travel for each gradient.
+        ready: when each gradient was computed, in seconds after the first gradient: the median of the measured steps,
+            from the slowest rank.
+        messages: the number of gradients in each message, in the order of `gradients`.
         cost: the cost of a message; None if it could not be measured.
-        around: the time of a step before its first gradient and after its last result, in seconds: the
-            median, and the largest of all ranks.
+        around: the time of a step before its first gradient and after its last result, in seconds: the median of the
+            measured steps, from the slowest rank.
         reason: why this plan only repeats the buckets without merging; empty if the rule made the plan.
         measured: the median time of an iteration under this plan, in seconds, and after a trial the mean of all ranks;
             None before it has been measured.
@@ -97,11 +97,11 @@ class MergingPlan:
 
     @property
     def predicted(self) -> float | None:
-        """The time of an iteration in seconds that the cost of messages predicts; None without a cost."""
+        """The time of an iteration in seconds, predicted from `cost`; None if `cost` is None."""
         return None if self.cost is None else self.around + self.duration(self.cost)
 
     def duration(self, cost: MessageCost) -> float:
-        """Return the time in seconds from a step's first gradient to its last result, if `cost` is that of messages."""
+        """Return the seconds from a step's first gradient to its last result, predicted from the cost of messages."""
         messages = _core.merging_messages(
             list(self.messages), self.ready, self.nbytes, cost.latency, cost.seconds_per_byte
         )
@@ -165,10 +165,10 @@ def plan(
 ) -> MergingPlan:
     """Plan which gradients travel together, by one of `RULES`. The rules `TRIED_WITHOUT_COST` need no cost.
 
-    Gradients are in the order in which backward makes them. `nbytes` are their bytes, and `ready` says when each is
-    there, in seconds after any moment; it must not decrease. A message must end before each position in `breaks`,
-    because gradients on both sides cannot travel together. Each part is planned as if the line were free when it
-    begins. `around` is the time of a step before its first gradient and after its last result, in seconds.
+    Gradients are in the order in which backward computes them. `nbytes` are their bytes. `ready` are the times when
+    backward has computed them, in seconds after any moment. Gradients on both sides of a position in `breaks` cannot
+    travel in one message, and times in `ready` may decrease only there. The part after a break is planned as if the
+    network were idle at its start. `around` is the time of a step before its first gradient and after its last result.
     """
     line = (0.0, 0.0) if cost is None else (cost.latency, cost.seconds_per_byte)
     messages: list[int] = []
@@ -181,25 +181,26 @@ def plan(
 class MergedGradients:
     """Merges gradients into messages by a plan from measured times (MG-WFBP, INFOCOM'19 and IEEE TPDS 2021).
 
-    Merging gradients saves the latency of messages, but nothing is sent while a message waits for its next gradient.
-    During the first steps ranks measure when backward makes each gradient, and what messages cost, with the same
-    collectives as the training. Then the buckets are replaced between two steps, on all ranks, by those of a plan.
+    Merging gradients saves the latency of messages, but a message is sent only when its last gradient is computed.
+    During the first steps ranks measure when backward computes each gradient, and what messages cost, with the same
+    collectives as the training. Then, between two steps, all ranks replace their buckets by the messages of a plan.
 
-    The paper calls its rule (`"paper"`) optimal. By the paper's model it is not, but `"exact"` is, in O(n²) time too.
-    The model does not know what else messages cost, such as the cores that they take from backward. So plans are tried.
+    The paper calls its rule (`"paper"`) optimal. By the paper's model only `"exact"` is optimal, in O(n²) time too. But
+    the model ignores other costs of messages, such as the cores that they take from backward. So plans are also tried.
 
     Args:
         rule: the rule of the plan. `"measured"` tries the plans of `"exact"`, `"paper"`, `"single"` and `"wait_free"` for
             `warmup_steps` steps each, and keeps the fastest. If the cost of messages cannot be measured, it tries
-            `"single"`, `"wait_free"` and the buckets without merging. `"exact"` is optimal if messages cost what was measured;
-            `"paper"` is the paper's Algorithm 1 (section 4.2); `"wait_free"` sends a message for each gradient, and
-            Horovod's tensor fusion joins those below 4 MiB that are ready together; `"single"` sends one message;
-            `"threshold"` sends what is ready when the line is free, up to 128 MiB. A message has one dtype and device.
-        warmup_steps: how many steps after the first one to measure, 2 or more. Every rank must take at least one step
-            more than that.
-        replan_every: how many steps a plan stays, before ranks measure again, and plan or try anew. None keeps it for
-            ever. Ranks wait for each other before they do so. If one does not come, the plan stays as long again.
-        plan: a `MergingPlan`, or a file that its `save` wrote. It is used after the first step, without measuring.
+            `"single"`, `"wait_free"` and the buckets without merging. `"exact"` is optimal if messages cost what was
+            measured; `"paper"` is the paper's Algorithm 1 (section 4.2); `"wait_free"` sends a message for each
+            gradient, and Horovod's tensor fusion joins those below 4 MiB that are ready together; `"single"` sends one
+            message; `"threshold"` sends what is ready when the network is idle, up to 128 MiB. Gradients of different
+            dtypes or devices never travel in one message.
+        warmup_steps: how many steps to measure, 2 or more. Every rank must take at least one step more, because the
+            first step is not measured.
+        replan_every: after how many steps ranks measure again, then make or try new plans. None keeps a plan for ever.
+            Ranks first wait for each other. If a rank does not come, the plan stays for `replan_every` more steps.
+        plan: a `MergingPlan`, or a file that `MergingPlan.save` wrote. It is used after the first step, unmeasured.
     """
 
     rule: str = "measured"

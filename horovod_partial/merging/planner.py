@@ -35,20 +35,20 @@ class Gradient:
 
 
 class Collectives(Protocol):
-    """The collectives by which ranks plan merged gradients together. All ranks make the same calls, by the same names."""
+    """The collectives by which ranks plan merged gradients together. All ranks make equal calls, with equal names."""
 
     def probe(self, name: str, nbytes: int) -> Callable[[], bool]:
         """Return a function that sums a tensor of `nbytes` bytes over the ranks, in the same way as the training.
 
-        The function waits for the sum. It returns False if the sum does not contain this rank's contribution; then its
-        time says nothing about the cost of a message.
+        The function waits for the sum. It returns False if the sum does not contain this rank's contribution. The time
+        of such a call says nothing about the cost of a message.
         """
 
     def from_rank_0(self, value: Any, name: str) -> Any:
         """Send a value of rank 0 to all ranks, and return it. `value` is ignored on the other ranks."""
 
     def gather(self, row: list[int], name: str) -> list[list[int]]:
-        """Return the rows of all ranks, by rank. A row is a list of signed 64-bit integers, equally long on all ranks."""
+        """Return the rows of all ranks, by rank. A row has signed 64-bit integers, the same number on all ranks."""
 
 
 class Planner:
@@ -73,8 +73,9 @@ class Planner:
     def meeting(self) -> str:
         """The name of the bucket with which ranks wait for each other.
 
-        It comes after all other names here. A slow rank may wait in a round of gradients while the others wait for it in
-        this bucket. Then rank 0 closes one of the two rounds (rule 7), by name: it must be the round of gradients.
+        A slow rank may wait in a round of gradients while other ranks wait for that rank in this bucket. Rank 0 then
+        closes the round of the bucket whose name sorts first (docs/protocol.md, rule 7). This must be the round of
+        gradients, so the present name sorts after the names of all buckets of gradients.
         """
         return f"{self._name}.wait"
 
@@ -118,12 +119,12 @@ class Planner:
         return messages if messages != current else None
 
     def measured(self, times: StepTimes) -> None:
-        """Note the times of steps whose gradients travelled by the present plan."""
+        """Record the times of steps whose gradients travelled by the present plan."""
         if self.plan is not None:
             self.plan = replace(self.plan, measured=times.step_seconds())
 
     def _next_on_trial(self, times: StepTimes, collectives: Collectives) -> MergingPlan:
-        """Note how long steps took under the present plan. Returns the next plan to try, or else the fastest one."""
+        """Record how long steps took under the present plan. Returns the next plan to try, or else the fastest plan."""
         assert self.plan is not None
         rows = collectives.gather([round(1e9 * times.step_seconds())], f"{self._name}.seconds")
         seconds = 1e-9 * statistics.fmean(nanoseconds for (nanoseconds,) in rows)
@@ -135,9 +136,9 @@ class Planner:
         return fastest
 
     def _slowest(self, times: StepTimes, collectives: Collectives) -> tuple[dict[str, float], float]:
-        """Return when each gradient is there on all ranks, earliest first, and the longest time around a step.
+        """Return when the slowest rank has computed each gradient, earliest first, and the longest time around a step.
 
-        Under `Full()` a message begins when its last gradient is there on every rank. Other policies wait for fewer.
+        Under `Full()` a message begins when every rank has computed its last gradient. Other policies wait for fewer.
         """
         row = [round(1e9 * seconds) for seconds in (*times.ready(), times.around_seconds())]
         rows = collectives.gather(row, f"{self._name}.times")
@@ -157,7 +158,7 @@ class Planner:
                 time.sleep(cycle * (number + 0.5) / (_PROBES + 1))
                 start = time.perf_counter()
                 in_time = probe()
-                if in_time and number > 0:  # ignores a bucket's first round, in which all ranks wait for each other
+                if in_time and number > 0:  # ignore a bucket's first round, in which all ranks wait for each other
                     seconds[nbytes].append(time.perf_counter() - start)
         medians = {nbytes: statistics.median(times) for nbytes, times in seconds.items() if times}
         try:
@@ -170,9 +171,9 @@ class Planner:
     ) -> list[MergingPlan]:
         """Return the plans to try, no two with the same messages.
 
-        If the cost is not known and a plan made by a rule is in use, the list is empty: that plan stays. If the cost is not
-        known and no such plan is in use, the list holds a plan with the present messages, and under the rule `"measured"`
-        also the plans that need no cost.
+        If the cost is not known, and a plan made by a rule is in use, the list is empty, so the plan stays. If the cost
+        is not known, and no such plan is in use, the list has a plan with the present messages. Under the rule
+        `"measured"` the list then also has the plans that need no cost.
         """
         gradients = self._gradients
         tries = self._options.rule == "measured"

@@ -1,4 +1,4 @@
-"""The times of a training's steps, from which a plan of merged gradients follows."""
+"""The times of a training's steps, from which a plan of merged gradients is made."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from collections.abc import Sequence
 
 
 class StepTimes:
-    """The times of successive steps on one rank: when each gradient was computed, and when the last result was there.
+    """The times of successive steps on one rank: when each gradient was computed, and when the last result arrived.
 
-    Each step has a row, in seconds on one clock: the time of each gradient, then the time of the last result. The time
-    is NaN for a gradient that the step did not compute. A step begins when the step before has ended, so the first step
-    is not measured.
+    Each step has a row of times, in seconds on one clock: the time of each gradient, then the time of the last result.
+    The time is NaN for a gradient that the step did not compute. A step begins when the previous step has ended, so the
+    first step is not measured.
     """
 
     def __init__(self, gradients: int, rows: Sequence[Sequence[float]]) -> None:
         self._steps: list[float] = []
         self._around: list[float] = []
-        # For each gradient, its seconds after each step's first gradient.
+        # For each gradient and each step: how many seconds after the step's first gradient it was computed.
         self._behind: list[list[float]] = [[] for _ in range(gradients)]
         for (*_, begin), (*moments, end) in itertools.pairwise(rows):
             self._steps.append(end - begin)
@@ -47,9 +47,9 @@ class StepTimes:
         return statistics.median(self._around) if self._around else 0.0
 
     def ready(self) -> list[float]:
-        """Return the median time at which each gradient is computed, in seconds after the first one.
+        """Return the median time at which each gradient is computed, in seconds after a step's first gradient.
 
-        A gradient that was never computed gets the latest time.
+        A gradient that was never computed gets the latest of these times.
         """
         medians = [statistics.median(behind) if behind else None for behind in self._behind]
         latest = max((median for median in medians if median is not None), default=0.0)
@@ -59,18 +59,18 @@ class StepTimes:
 class Steps:
     """Counts the steps of a training, and keeps the times of the first and the last steps under the present plan.
 
-    Threads of autograd call `record`, each for other gradients. One thread calls the rest, between backward passes. The
-    first plan comes after `due` steps, or never if that is None. `window` is the number of steps to measure.
+    Threads of autograd call `record`, each for other gradients. One thread calls the other methods, between backward
+    passes. The first plan comes after `due` steps; never if `due` is None. `window` is the number of steps to measure.
     """
 
     def __init__(self, gradients: int, due: int | None, window: int) -> None:
         self._gradients = gradients
-        self._rows = window + 1  # one row of times more than steps: a step is measured from the end of the one before
+        self._rows = window + 1  # rows of times to keep. The first row only says when the first measured step begins
         self._steps = 0
         self.begin_plan(due)
 
     def begin_plan(self, steps: int | None) -> None:
-        """Forget all times, because a new plan begins. `steps`: how many until the next plan; None if there is none."""
+        """Forget all times, because a new plan begins. The next plan comes after `steps` steps; never for None."""
         self._due = None if steps is None else self._steps + steps
         self._current = [math.nan] * self._gradients
         self._first: list[list[float]] = []
@@ -82,11 +82,11 @@ class Steps:
         return self._due is not None and 0 < self._due - self._steps <= self._rows
 
     def record(self, gradient: int) -> None:
-        """Note that a gradient is there, by its number."""
+        """Record the present time as the time of the gradient with the number `gradient`."""
         self._current[gradient] = time.perf_counter()
 
     def end_step(self) -> bool:
-        """Note that all results of a step are there. Returns whether the next plan is due."""
+        """Record that all results of a step have arrived. Returns whether the next plan is due."""
         row = [*self._current, time.perf_counter()]
         self._current = [math.nan] * self._gradients
         if len(self._first) < self._rows:

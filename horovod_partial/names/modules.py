@@ -39,7 +39,7 @@ class _Counterpart(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds modules that Horovod has and `horovod_partial` has no file for. Python asks it after all other finders."""
+    """Finds modules that Horovod has and that are not files of `horovod_partial`. Python asks this finder last."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -64,14 +64,15 @@ sys.meta_path.append(_Finder())
 
 
 def listing(names: list[str]) -> Callable[[], list[str]]:
-    """Return a front end's `__dir__`. It lists these names, and none of the modules that the front end is made of."""
+    """Return a front end's `__dir__`, which lists `names` only, and leaves out the front end's own modules."""
     return lambda: sorted(names)
 
 
 def bind(front_end: ModuleType, horovods: ModuleType) -> None:
-    """Replace Horovod's modules among the attributes of `front_end` by ours.
+    """Replace Horovod's modules, such as `horovod.torch.mpi_ops`, among the attributes of `front_end` by our modules.
 
-    `from horovod.torch import *` has put them there, and `from horovod_partial.torch import mpi_ops` would find them.
+    A front end's `from horovod.torch import *` makes Horovod's modules attributes of the front end. If they stayed,
+    `from horovod_partial.torch import mpi_ops` would import Horovod's module, not ours.
     """
     for name, value in list(vars(horovods).items()):
         if isinstance(value, ModuleType) and value.__name__ == f"{horovods.__name__}.{name}":

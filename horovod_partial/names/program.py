@@ -18,14 +18,14 @@ _RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PR
 
 
 def run(program: str, arguments: Sequence[str], *, is_module: bool, settings: Mapping[str, str]) -> None:
-    """Run a program in the same way as the command `python`; if `is_module`, as `python -m`.
+    """Run a program in the same way as the command `python`; if `is_module`, in the same way as `python -m`.
 
-    `settings` are settings of this package for the program, by name without `HOROVOD_PARTIAL_`.
+    `settings` has settings of this package for the program, by their names without `HOROVOD_PARTIAL_`.
     """
     os.environ.update({PREFIX + name: value for name, value in settings.items()})
     stand_in.install(_tell)
     sys.argv = [program, *arguments]
-    main = sys.modules["__main__"] = ModuleType("__main__")  # the program's `__main__`; it stays until the process ends
+    main = sys.modules["__main__"] = ModuleType("__main__")  # the program's `__main__`, until the process ends
     try:
         if is_module:
             sys.path[0] = os.getcwd()

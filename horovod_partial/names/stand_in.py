@@ -1,9 +1,9 @@
 """Replaces Horovod's modules by ours when a program imports them: for `horovod-partial run`.
 
 Horovod's front end is imported first, unchanged, because ours is made from it. When both have been imported, a third
-module takes the place of Horovod's. It has every function, class and value of our front end, and all else from
-Horovod's. So the program, and libraries that it uses, may import the front end in any form. Names that Horovod's own
-modules have imported before stay Horovod's.
+module takes the place of Horovod's. The third module has every function, class and value of our front end, and
+everything else of Horovod's. So the program, and libraries that it uses, may import the front end in any form.
+Horovod's own modules keep the names that they have imported before.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Then(Loader):
 
 
 class _Finder(MetaPathFinder):
-    """Replaces Horovod's front ends after import. Python asks this finder first; it asks the others for the module."""
+    """Replaces Horovod's front ends after import. Python asks this finder first. This finder asks all other finders."""
 
     def __init__(self, tell: Callable[[str, list[str]], None]) -> None:
         self._tell = tell
@@ -100,11 +100,11 @@ class _Finder(MetaPathFinder):
         keras = getattr(sys.modules[front_end], "keras", None) if front_end.endswith(".keras") else None
         is_legacy = keras is not None and not hasattr(keras, "ops")  # Keras 3 has `ops`
         if is_legacy and isinstance(policies.resolve(None, settings().sync), policies.Full):
-            return  # ours are for Keras 3, and under `Full` nothing of the optimizer need be ours
-        # Make Horovod's front end an attribute of its package, because ours needs that. Python would do it only later.
+            return  # our front end needs Keras 3, and on Keras 2 under `Full` Horovod's own front end is enough
+        # Our front end needs Horovod's front end as an attribute of its package. Python would set it only later.
         _bind(front_end, sys.modules[front_end])
         importlib.import_module(FRONT_ENDS[front_end])
-        # Our front end imports Horovod's, so ours may be half imported now. Once it is complete, `_replace` runs again.
+        # Our front end imports Horovod's, so ours may be half imported now. When ours is complete, this runs again.
         if front_end in self._replaced or FRONT_ENDS[front_end] not in self._whole:
             return
         self._replaced.add(front_end)
@@ -122,7 +122,7 @@ def _bind(name: str, module: ModuleType) -> None:
 def _take_place(name: str, of_ours: str) -> list[str]:
     """Replace one of Horovod's modules by a new one, with the names of Horovod's module and of ours.
 
-    Returns the names that both modules have, but with different values: ours replace Horovod's.
+    Returns the names that both modules have with different values. The new module has our values.
     """
     horovods, ours = sys.modules[name], importlib.import_module(of_ours)
     public = getattr(ours, "__all__", [each for each in vars(ours) if not each.startswith("_")])

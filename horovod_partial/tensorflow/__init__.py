@@ -2,8 +2,8 @@
 
     import horovod_partial.tensorflow as hvd
 
-Names of `horovod.tensorflow` mean what they mean there, except that `init`, `shutdown` and `join` also take care of
-partial collectives, and `DistributedGradientTape` and `DistributedOptimizer` take a `sync` policy and work on Keras 3.
+Names of `horovod.tensorflow` have the same meaning here. But `init`, `shutdown` and `join` also handle partial
+collectives, and `DistributedGradientTape` and `DistributedOptimizer` take a `sync` policy and work on Keras 3.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""TensorFlow's buckets of gradients: arrives at them, and applies the rounds that have ended."""
+"""TensorFlow's buckets of gradients: contributes gradients to them, and applies the rounds that have ended."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Buckets:
         self._apply = apply
         # The gradients of the first arrival, in the order of the step, without their tensors.
         self._wires: Sequence[Wire] = ()
-        self._shapes: list[tf.TensorShape] = []  # their shapes
+        self._shapes: list[tf.TensorShape] = []  # the shapes of these gradients
         self._device = ""  # TensorFlow's name of the first bucket's device; "" if TensorFlow chooses it
-        # By these functions training and flushes apply rounds. A tape makes buckets in each step and applies no rounds, so it
-        # has none: they would keep the buckets alive until the garbage collector runs.
+        # The functions by which training and flushes apply rounds. A tape applies no rounds, and makes buckets in each
+        # step, so it has no such functions: they would keep the buckets alive until the garbage collector runs.
         self._functions = None if apply is None else functions_of(self._apply_all)
 
     def arrive(self, wires: Sequence[Wire]) -> list[tf.Tensor]:
@@ -51,7 +51,7 @@ class Buckets:
     def sums(self, arrived: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Convert result tensors to gradients, in the order of the step.
 
-        The result tensors of an arrival hold the sum of the missed results, unless rounds are taken one by one.
+        For a tape, the result tensors of a late rank hold the sum of the results that the rank has missed.
         """
         gradients: list[Any] = [None] * len(arrived)
         positions = [i for bucket in self._planned for i in bucket.positions]
@@ -81,7 +81,7 @@ class Buckets:
         return tf.device(self._device or None)
 
     def _new_memory(self) -> list[tf.Tensor]:
-        """Allocate undefined tensors for gradients, those of a bucket side by side in memory. Only for eager code."""
+        """Allocate tensors for gradients, without values. A bucket's tensors lie side by side. Only for eager code."""
         tensors: list[tf.Tensor] = []
         with placed():
             for bucket in self._planned:
@@ -102,7 +102,7 @@ class Buckets:
             tf.cond(count > 0, lambda: apply(gradients, self._variables, steps), lambda: None)
 
     def _has_round(self) -> tf.Tensor:
-        """Return as a tensor whether a round has ended in all buckets, so that `_apply_round` would take it."""
+        """Return as a tensor whether `_apply_round` would take a round, because one has ended in all buckets."""
         with self._on_device(), placed():
             return graph_operations.horovod_partial_has_round(**self._attributes())
 
@@ -124,8 +124,8 @@ def functions_of(apply_all: Callable[[Any], None]) -> tuple[Callable[[Any], None
     """Return the functions by which training and flushes call `apply_all`, which applies all rounds or updates.
 
     TensorFlow optimizes graphs, so an update in a graph and the same update in eager code may differ in the last bit.
-    How it optimizes a function depends on the function's caller. So after training in a graph, a flush calls the same
-    function in the same way as training: from within another function.
+    The optimizations of a function also depend on the function's caller. Training in a graph calls the function from
+    within another function. So after training in a graph, a flush does the same.
     """
     if tf.executing_eagerly():
         return apply_all, apply_all
@@ -140,7 +140,7 @@ def repeat(
 
     def another(_: tf.Tensor, *memory: tf.Tensor) -> list[tf.Tensor]:
         apply_one(*memory)
-        # TensorFlow orders side effects only within an iteration. So run `more` after all other operations of this one.
+        # TensorFlow does not order side effects of different iterations. So run `more`, which starts the next, last.
         before = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
         with tf.control_dependencies(before):
             return [more(), *memory]

@@ -24,8 +24,8 @@ __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate the function of an elastic training, same as `horovod.tensorflow.elastic.run`.
 
-    A graph that was traced for another number of ranks raises an error: make tf.functions within `func`, or in a reset
-    callback. (`TensorFlowKerasState` lets `model.fit` trace again by itself.) If ranks are added or removed, late
+    A graph that was traced for another number of ranks raises an error: make each `tf.function` within `func`, or in a
+    reset callback. (With `TensorFlowKerasState`, `model.fit` traces again.) If ranks are added or removed, late
     gradients are delivered before Horovod restarts. If a rank fails, everything since the last commit is lost.
     """
 
@@ -42,10 +42,10 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class TensorFlowState(elastic.VariablesState):
-    """The state of an elastic job: variables and further properties that all ranks have in common.
+    """The state of an elastic job: variables and further properties that are equal on all ranks.
 
     The variables are TensorFlow's or Keras's, in the same order on every rank. `kwargs` become attributes. Horovod's
-    own class of this name broadcasts no variables of TensorFlow 2.
+    own class of this name does not broadcast variables of TensorFlow 2.
     """
 
     functions = elastic.Functions(broadcast_variables, broadcast_object, rank)
@@ -55,16 +55,16 @@ class TensorFlowKerasState(elastic.KerasState):
     """The state of an elastic job: a model of Keras 3, its optimizer, and further properties.
 
     Horovod's own class of this name fails on Keras 3. If the number of ranks changes, the next `fit` traces the model
-    again. Without `optimizer` the state takes the one that the model was compiled with. `kwargs` become attributes.
-    Raises ValueError if the model has not been built, has no optimizer, or has one of Keras 2 (the package tf_keras).
-    Raises ImportError if there is no Keras 3. Under `hvd.Full()` and legacy Keras it is Horovod's own state.
+    again. If `optimizer` is None, the state takes the model's compiled optimizer. `kwargs` become attributes. Raises
+    ValueError if the model has not been built, has no optimizer, or has an optimizer of Keras 2 (package tf_keras).
+    Raises ImportError if there is no Keras 3. For legacy Keras under `hvd.Full()` this is Horovod's own state.
     """
 
     functions = TensorFlowState.functions
 
     def __new__(cls, model: Any, optimizer: Any = None, **kwargs: Any) -> Any:
         if not hasattr(tf.keras, "ops") and isinstance(policies.resolve(None, settings().sync), policies.Full):
-            # Keras 2 is Horovod's own, as its optimizers are.
+            # Horovod's own optimizers support Keras 2, and `DistributedOptimizer` returns them there. Do the same here.
             return horovods.TensorFlowKerasState(model, optimizer, **kwargs)
         return super().__new__(cls)
 

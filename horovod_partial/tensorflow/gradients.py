@@ -43,7 +43,7 @@ class TensorFlow:
         dtype = wire.dtype
         wire = tf.cast(wire, wire_dtype(dtype))
         restore: Restore = lambda result: compression.decompress(tf.cast(result, dtype), context)
-        if options.unscaled and wire.dtype == tf.float16:  # in float16, small gradients without loss scale become 0
+        if options.unscaled and wire.dtype == tf.float16:  # in float16, small gradients without loss scale would be 0
             warn_of_float32()
             wire, restore = tf.cast(tensor, tf.float32), partial(tf.cast, dtype=tensor.dtype)
         return Wire(wire, Kind(wire.dtype, wire.shape.num_elements() * wire.dtype.size), restore)
@@ -56,8 +56,8 @@ class TensorFlow:
         if isinstance(groups, list):
             groups = [[native(variable) for variable in group] for group in groups]
         if is_optimizer and not tf.executing_eagerly():
-            # Keras numbers the layers of all models that a rank makes, so names of tensors may differ between ranks.
-            # Horovod names reductions after tensors. Give these equal names on all ranks, or ranks would wait for ever.
+            # Horovod names reductions after tensors. If the names differ between ranks, the ranks wait for ever. Keras
+            # numbers all layers of a process, so the names may differ. Copy gradients to tensors with equal names.
             with tf.name_scope(f"{name}/"):
                 gradients = [
                     tf.nest.map_structure(tf.identity, gradient, expand_composites=True) for gradient in gradients
@@ -78,7 +78,7 @@ class TensorFlow:
 
 
 def dense(gradient: Any, variable: Any, *, sparse_as_dense: bool) -> tf.Tensor:
-    """Return the gradient of a variable as a dense tensor; None counts as zeros. Sparse ones need `sparse_as_dense`."""
+    """Return a variable's gradient as a dense tensor, zeros for None. Sparse gradients need `sparse_as_dense`."""
     if gradient is None:
         return tf.zeros(variable.shape, variable.dtype)
     if isinstance(gradient, tf.IndexedSlices) and not sparse_as_dense:

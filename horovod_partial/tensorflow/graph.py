@@ -1,4 +1,4 @@
-"""Loads the TensorFlow operations of cpp/tf, and arrives at buckets by them, in eager code and in graphs."""
+"""Loads the TensorFlow operations of cpp/tf, which contribute tensors to buckets, in eager code and in graphs."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ runtime = Runtime(mpi_ops, _LIBRARY, waits_are_told=False)
 
 _OPERATIONS = str(Path(__file__).resolve().parent.parent / "_tensorflow_ops.so")
 graph_operations = tf.load_op_library(_OPERATIONS)
-library = ctypes.CDLL(_OPERATIONS)  # ctypes runs C functions without Python's lock (GIL). These throw no C++ exceptions
+library = ctypes.CDLL(_OPERATIONS)  # its functions throw no C++ exceptions. Calls release Python's lock (GIL)
 library.horovod_partial_set_library(_LIBRARY.encode())
 library.horovod_partial_has_gpu_kernels.restype = ctypes.c_bool
 
 _ADVICE = "use sync=hvd.Full(), or compute and train under tf.device('/CPU:0')"
 
-# Tensors travel in these dtypes, same as under PyTorch. Horovod 0.28.1 lacks bfloat16, so it travels as float32.
+# Tensors travel in these dtypes, same as under PyTorch.
 _DTYPES = (tf.int32, tf.int64, tf.float16, tf.float32, tf.float64)
 
 
@@ -45,7 +45,7 @@ class RoundInfo(NamedTuple):
         fresh: int64 scalar, the number of ranks that were on time for that round.
         gradients: int64 scalar, the number of contributions in the result.
         staleness: int64 scalar, the number of rounds that this rank had missed when it arrived.
-        empty: int64 scalar, 1 if the result contains no contribution. Then it is zeros, and must not be applied.
+        empty: int64 scalar, 1 if the result contains no contribution. Then the result is 0, and must not be applied.
         members: int32 vector, the ranks whose contributions are in the result.
         work: int32 vector, the steps or the iteration that gave each member its weight.
     """
@@ -61,7 +61,7 @@ class RoundInfo(NamedTuple):
 
 
 def wire_dtype(dtype: tf.DType) -> tf.DType:
-    """Return the dtype in which tensors of a dtype travel. Horovod 0.28.1 lacks bfloat16, which travels as float32.
+    """Return the dtype in which tensors of `dtype` travel: float32 for bfloat16, which Horovod 0.28.1 lacks.
 
     Raises ValueError if Horovod does not reduce tensors of this dtype.
     """
@@ -73,7 +73,7 @@ def wire_dtype(dtype: tf.DType) -> tf.DType:
 
 
 def native(variable: Any) -> Any:
-    """Return TensorFlow's variable behind a variable of Keras. Anything else is returned unchanged."""
+    """Return the `tf.Variable` within a variable of Keras. Anything else is returned unchanged."""
     value = getattr(variable, "value", None)
     return value if isinstance(value, tf.Variable) else variable
 
@@ -89,7 +89,7 @@ def bucket_resource(name: str) -> tf.Tensor:
     while isinstance(graph, (CondBranchFuncGraph, WhileBodyFuncGraph)):
         graph = graph.outer_graph
     buckets = graph.get_collection_ref(f"horovod_partial/{name}")
-    for bucket in buckets:  # a graph's collection also has buckets of the function around the graph: skip these
+    for bucket in buckets:  # skip buckets of the function around this graph: they are in the same collection
         if bucket.graph is graph:
             return bucket
     with graph.as_default():
@@ -114,7 +114,7 @@ def plain_errors() -> Iterator[None]:
 
 
 def placed() -> contextlib.AbstractContextManager[None]:
-    """Context that places operations on buckets on the CPU, if this build has no GPU kernels for them."""
+    """Context that places the operations of buckets on the CPU, if this build has no GPU kernels for them."""
     return contextlib.nullcontext() if library.horovod_partial_has_gpu_kernels() else tf.device("/CPU:0")
 
 
@@ -132,13 +132,13 @@ def arrive(
     *,
     work: tf.Tensor | int = 0,
 ) -> tuple[list[tf.Tensor], RoundInfo]:
-    """Arrive at a bucket's open round, in eager code or in a graph.
+    """Contribute tensors to a bucket's open round (arrive), in eager code or in a graph.
 
-    All tensors have one dtype, and Horovod must reduce it. They travel in one message. `spec` comes from
-    `bucket_config.arguments`. `work` is the steps, or the iteration, and decides the weight of this rank's model.
+    All tensors have one dtype, which Horovod can reduce. They travel in one message. `spec` comes from
+    `bucket_config.arguments`. `work`, a number of steps or an iteration, decides the weight of this rank's model.
     Returns a result for each tensor, and what became of the arrival.
 
-    Raises ValueError if an argument is wrong, or XLA is going to compile the function around this. Raises
+    Raises ValueError if an argument is wrong, or XLA is going to compile the calling function. Raises
     HorovodInternalError if Horovod has failed or was shut down, or the ranks disagree about the bucket. A running graph
     raises `tf.errors.InvalidArgumentError` and `tf.errors.UnknownError` instead.
     """

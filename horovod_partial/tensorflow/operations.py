@@ -1,4 +1,4 @@
-"""Partial collectives of TensorFlow's tensors, and Horovod's `init`, `shutdown`, `join` and process sets around them."""
+"""Partial collectives of TensorFlow's tensors, and the `init`, `shutdown`, `join` and process sets that they need."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ watch = runtime.watch
 
 
 def join(*args: Any, **kwargs: Any) -> Any:
-    """Same as `horovod_partial.torch.join`, for `horovod.tensorflow.join`. Only for eager code."""
+    """Same as `horovod_partial.torch.join`, but around `horovod.tensorflow.join`. Only for eager code."""
     if not tf.executing_eagerly():
         raise ValueError("call join outside of graphs: it delivers late contributions when Python calls it")
     return runtime.join(*args, **kwargs)
 
 
 def flush(process_set: ProcessSet = global_process_set) -> None:
-    """Same as `horovod_partial.torch.flush`, and raises ValueError in a graph, too. Only for eager code."""
+    """Same as `horovod_partial.torch.flush`. Only for eager code: raises ValueError in a graph."""
     check_kinds({"process_set": process_set})
     runtime.check_initialized()
     if not tf.executing_eagerly():
@@ -60,11 +60,11 @@ def partial_allreduce(
     *,
     return_info: bool = False,
 ) -> Any:
-    """Sum or average tensors over the ranks that are there in time, in eager code or in a graph.
+    """Sum or average tensors over the ranks that arrive in time, in eager code or in a graph.
 
-    A rank that comes too late for a round gets the result of that round at once. If it has missed several, it gets their
-    sum, or the newest if the policy says `missed="latest"`. Its own contribution travels with the next round (eager-SGD,
-    PPoPP'20, section 4). Over all rounds, and after `flush`, every contribution has been delivered exactly once.
+    A rank that comes too late for a round gets the result of that round at once. If the rank has missed several rounds,
+    it gets the sum of their results, or the newest result if the policy says `missed="latest"`. The rank's own tensors
+    travel with the next round (eager-SGD, PPoPP'20, section 4). After `flush`, all tensors have travelled exactly once.
 
     Args:
         tensor: a tensor, or several of one dtype, which travel as one message: int32, int64, float16, float32, float64,
@@ -73,19 +73,19 @@ def partial_allreduce(
         name: name of the bucket, the same on every rank and in every round. A partial policy needs it.
         op: `hvd.Average` (divides by the number of ranks, not of contributors) or `hvd.Sum`.
         sync: a policy, or its name; None takes `HOROVOD_PARTIAL_SYNC`. Under `hvd.Full()` this is `hvd.allreduce`,
-            or `hvd.grouped_allreduce` of several.
+            or `hvd.grouped_allreduce` for several tensors.
         prescale_factor: multiplies the tensors before the sum.
         postscale_factor: multiplies the results.
         process_set: the ranks that take part.
         return_info: also return what became of the arrival, a `RoundInfo` of tensors; not under `hvd.Full()`.
 
     Returns:
-        The result, or a list of results if `tensor` was several; with `return_info` a pair of this and the `RoundInfo`.
+        The result, or a list of results for several tensors; with `return_info` a pair of this and the `RoundInfo`.
 
     Raises:
-        ValueError: an argument is wrong, or the name is bound to another shape, dtype or policy, or in use, or XLA is to
-            compile the function that calls this. A running graph raises `tf.errors.InvalidArgumentError` instead.
-        HorovodInternalError: Horovod has failed or was shut down, or the ranks disagree about the bucket. A running graph
+        ValueError: an argument is wrong; the name belongs to another shape, dtype or policy, or is in use; or XLA is to
+            compile the calling function. A running graph raises `tf.errors.InvalidArgumentError` instead.
+        HorovodInternalError: Horovod has failed or was shut down, or ranks disagree about the bucket. A running graph
             raises `tf.errors.UnknownError` instead.
     """
     factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
@@ -117,10 +117,10 @@ def average(
     The policies work in the same way as in `horovod_partial.torch.average`, in eager code or in a graph.
 
     Args:
-        tensor: the model: a tensor of any shape, or several of one dtype, which travel as one message. The dtype is float16,
-            float32, float64, or bfloat16, which travels as float32. Shapes and dtype are the same on every rank.
-        policy: what to average with whom, a policy or its text; the same on every rank. The fields `average` and
-            `overlap` are for optimizers.
+        tensor: the model: a tensor of any shape, or several of one dtype, which travel as one message. The dtype is
+            float16, float32, float64, or bfloat16 (travels as float32). Shapes and dtype are the same on every rank.
+        policy: which models to average, a policy or its text; the same on every rank. The policy's fields `average`
+            and `overlap` must keep their defaults.
         name: name of the bucket, the same on every rank and in every round. Required.
         steps: the steps that this rank has taken since the last average, 0 or more; it may be an int32 scalar.
             `hvd.WeightedAverage` needs it; no other policy takes it.
@@ -132,7 +132,7 @@ def average(
 
     Raises:
         ValueError: same as in `partial_allreduce`.
-        HorovodInternalError: same as in `partial_allreduce`; also if Horovod reduces with an operation without groups.
+        HorovodInternalError: same as in `partial_allreduce`; also if Horovod's way to reduce does not support groups.
     """
     count = steps
     if isinstance(steps, tf.Tensor):

@@ -23,8 +23,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> Any:
     """Wrap an optimizer so that gradients are combined over the ranks before a step, or models are averaged after it.
 
-    For an optimizer of Keras 3 this is `horovod_partial.keras.DistributedOptimizer`, with the same arguments. One of
-    `tf.compat.v1.train`, and under `hvd.Full()` one of legacy Keras, gets Horovod's own wrapper.
+    For an optimizer of Keras 3 this is `horovod_partial.keras.DistributedOptimizer`, with the same arguments. An
+    optimizer of `tf.compat.v1.train`, and under `hvd.Full()` one of legacy Keras, gets Horovod's own wrapper.
 
     Args:
         optimizer: an optimizer of Keras 3, of `tf.compat.v1.train`, or of legacy Keras.
@@ -35,7 +35,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Raises:
         ValueError: an argument is wrong, or does not suit the policy.
-        ImportError: the optimizer is one of Keras 2, and the policy is another one.
+        ImportError: the optimizer is one of Keras 2, and the policy is not `hvd.Full()`.
     """
     policy = policies.resolve(sync, settings().sync)
     of_horovod = [tf.compat.v1.train.Optimizer]

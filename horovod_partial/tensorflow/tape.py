@@ -27,19 +27,19 @@ from horovod_partial.tensorflow.graph import native, runtime
 
 
 class _Methods:
-    """Methods of wrapped tapes: they are added to a subclass of the user's tape's class (`_base`)."""
+    """Methods of wrapped tapes. A subclass of the class of the user's tape (`_base`) gets them."""
 
     is_horovod_partial = True
     _base: Any  # the class of the tape that the user has wrapped
     _exchange: GradientExchange
 
     def register_local_source(self, source: Any) -> None:
-        """Keep a variable's gradient on this rank. With `scale_local_gradients` it is divided by the number of ranks."""
+        """Keep a variable's gradient on this rank. `scale_local_gradients` divides it by the number of ranks."""
         self._exchange.register_local(source)
 
     def gradient(self, target: Any, sources: Any, *args: Any, use_generic_names: bool = False, **kwargs: Any) -> Any:
         """Return the gradients of `tf.GradientTape.gradient`, combined over the ranks."""
-        del use_generic_names  # Horovod's tape has this argument, for names of reductions. This tape does not need it
+        del use_generic_names  # an argument of Horovod's tape, for names of reductions. This tape does not need it
         flat = tf.nest.flatten(sources)
         local = self._base.gradient(self, target, [native(source) for source in flat], *args, **kwargs)
         return tf.nest.pack_sequence_as(sources, self._exchange.reduce(local, flat))
@@ -47,7 +47,7 @@ class _Methods:
     def get_local_and_global_gradients(
         self, target: Any, sources: Sequence[Any], *args: Any, **kwargs: Any
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Return two lists of pairs (source, gradient): first those whose gradients stay on this rank, then the others.
+        """Return two lists of pairs (source, gradient): pairs whose gradients stay on this rank, and all other pairs.
 
         Same as Horovod's method of this name.
         """
@@ -76,23 +76,23 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
 ) -> tf.GradientTape:
     """Wrap a tape so that its gradients are combined over the ranks, in eager code or in a `tf.function`.
 
-    The arguments before `sync`, and the methods, are the same as in `horovod.tensorflow.DistributedGradientTape`, but for
-    what is said of them here. Variables may be TensorFlow's or Keras's.
+    The arguments before `sync`, and the methods, are those of `horovod.tensorflow.DistributedGradientTape`, except as
+    described here. Variables may be TensorFlow's or Keras's.
 
-    A tape adds up the results that a late rank has missed. One step with a sum differs from several steps, so models
-    part, and a warning says so. To keep models equal bit for bit, wrap the optimizer (`hvd.DistributedOptimizer`), not
-    the tape.
+    A tape adds up the results that a late rank has missed. One step with a sum differs from several steps, so the
+    ranks' models become different, and a warning says so. To keep models equal bit for bit, wrap the optimizer
+    (`hvd.DistributedOptimizer`), not the tape.
 
     Args:
-        gradtape: the tape. It may be in use already; the wrapper shares what it has recorded.
+        gradtape: the tape, which may have recorded already. The wrapper shares the recordings.
         device_dense, device_sparse: only for `hvd.Full()`.
         compression: late contributions and missed results are kept compressed.
         sparse_as_dense: a partial policy needs it if gradients are sparse.
         op: a partial policy takes only `hvd.Average` and `hvd.Sum`.
-        groups: under a partial policy each group is a bucket.
-        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, or the policy's name;
-            None takes `HOROVOD_PARTIAL_SYNC`, and without it `Full()`, which is Horovod's own reduction. Policies that average
-            models need an optimizer: `hvd.DistributedOptimizer`.
+        groups: under a partial policy the gradients of each group travel in one bucket for each dtype.
+        sync: `hvd.Full()`, `hvd.Solo()`, `hvd.Majority()`, `hvd.Quorum(...)`, or the policy's name. None takes
+            `HOROVOD_PARTIAL_SYNC`, or `Full()` (Horovod's own reduction) if this is not set. Policies that average
+            models need `hvd.DistributedOptimizer` instead of a tape.
 
     Raises:
         ValueError: an argument is wrong, or does not suit the policy.
@@ -122,6 +122,6 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     # All wrappers of one tape share its `__dict__`. So each wrapper keeps its own exchange in the slot `_exchange`.
     tape: Any = object.__new__(subclass(type(gradtape), _Methods, __slots__=("_exchange",)))
     tape.__dict__ = gradtape.__dict__
-    # Programs make a new tape in each step, so all tapes have one name. Names of buckets also depend on variables.
+    # Programs make a new tape in each step, so all tapes share one prefix. Names of buckets also depend on variables.
     tape._exchange = GradientExchange(framework, "DistributedGradientTape", arguments, options, local=[])
     return tape

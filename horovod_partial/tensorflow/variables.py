@@ -21,28 +21,27 @@ def broadcast_variables(
 ) -> Any:
     """Give variables of TensorFlow or of Keras the values of one rank. Every rank must call this.
 
-    Unlike Horovod's function, this one matches variables by their order and not by their names. Keras numbers all models
-    and layers of a program, so one more model on one rank changes the names of all later ones there. In a graph the
-    broadcast is part of each run, same as in Horovod, and it is not noticed if ranks have different variables.
+    Unlike Horovod's function, this one matches variables by their order and not by their names. Keras numbers all
+    models and layers of a program, so an additional model on one rank changes the names of later models there. In a
+    graph the broadcast is part of each run, same as in Horovod, and does not check that ranks have equal variables.
 
     Args:
         variables: the variables; on every rank the same dtypes and shapes in the same order.
         root_rank: the rank whose values all ranks get.
         process_set: the ranks that take part.
-        inplace: whether to receive into the variables' own memory; only for dtypes for which Horovod supports this.
+        inplace: whether to receive values directly in the variables' memory. Horovod supports this for some dtypes.
 
     Returns:
         The operation in a graph, otherwise None.
 
     Raises:
-        ValueError: Horovod has not been initialised, or the ranks have different variables. In the latter case every rank
-            raises it.
+        ValueError: Horovod has not been initialised, or the ranks have different variables (then on every rank).
     """
     runtime.check_initialized()
     natives = [native(variable) for variable in variables]
     if not tf.executing_eagerly():
         return _in_place(natives, root_rank, process_set) if inplace else _by_copies(natives, root_rank, process_set)
-    runtime.flush(process_set.process_set_id, compares=False)  # deliver late gradients, which are for the old weights
+    runtime.flush(process_set.process_set_id, compares=False)  # deliver late gradients: they belong to the old values
     kinds = [f"{variable.dtype.name} {tuple(variable.shape)}" for variable in natives]
     ranks = range(mpi_ops.size()) if process_set.ranks is None else process_set.ranks
     replicas.check_alike(kinds, lambda data: gather_bytes(data, "broadcast_variables.kinds", process_set), ranks)
@@ -65,7 +64,7 @@ def _by_copies(variables: Sequence[tf.Variable], root_rank: int, process_set: Pr
 
 @tf.function(autograph=False)  # type: ignore[untyped-decorator]
 def _by_copies_at_once(variables: Sequence[tf.Variable], root_rank: int, process_set: ProcessSet) -> None:
-    """Broadcast all variables in one graph. Eager code would send each variable only after the one before it."""
+    """Broadcast all variables in one graph. Eager code would broadcast one variable after the other."""
     _by_copies(variables, root_rank, process_set)
 
 

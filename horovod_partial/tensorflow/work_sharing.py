@@ -1,4 +1,4 @@
-"""Work sharing in TensorFlow: the sum of the gradients of this rank's micro-batches, and updates in a graph."""
+"""Work sharing in TensorFlow: sums the gradients of this rank's micro-batches, and applies updates in a graph."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class _Bucket:
     """Gradients of some variables, one after the other in memory of the host.
 
     `positions` are the positions of the bucket's gradients in a step. `sum` is the sum of this rank's gradients in
-    `made` micro-batches of the open update. After `take` it has the gradients of the update. `wire` is the memory that
-    travels: `sum` itself, or a copy in the type that travels. `handle` is the last arrival in the open update; None
-    before the first one. `grants` is True for the first bucket of an optimizer, which grants micro-batches.
+    `made` micro-batches of the open update. After `take`, `sum` has the gradients of the update. `wire` is the memory
+    that travels: `sum` itself, or a copy in the type that travels. `handle` is the last arrival in the open update;
+    None before the first arrival. `grants` is True for an optimizer's first bucket, whose messages grant micro-batches.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class _Bucket:
 
     @property
     def config(self) -> _attach.BucketConfig:
-        """What the bucket is declared with, in this generation of Horovod."""
+        """What the bucket is declared with now. (An elastic job may change the number of ranks.)"""
         spec = self._options.spec(self._members, grants=self._grants)
         return _attach.BucketConfig(spec, dtype=_TYPES[self.wire.dtype.name], shape=[self.wire.size], device=-1)
 
 
 class SharedGradients:
-    """The sum of the gradients of the micro-batches that this rank makes under `hvd.WorkSharing`.
+    """The sum of the gradients of the micro-batches that this rank computes under `hvd.WorkSharing`.
 
     The sum lies in memory of the host, so gradients on a GPU are copied to the host, and results are copied back.
     `name` is the prefix of the buckets' names. The gradients are those of `variables`.
@@ -80,15 +80,15 @@ class SharedGradients:
         self.family = runtime.family(self.process_set, [bucket.name for bucket in self._buckets])
 
     def declare(self) -> None:
-        """Declare the buckets. The first bucket also keeps account of the micro-batches that were granted."""
+        """Declare the buckets. The first bucket also keeps account of which micro-batches ranks have received."""
         for bucket in self._buckets:
             runtime.declare(self.process_set.process_set_id, bucket.name, bucket.config)
 
     def add(self, gradients: Sequence[tf.Tensor], *, arrives: bool) -> None:
-        """Add a micro-batch's gradients. If `arrives`, arrive with the sums. The bucket with the grants comes last."""
+        """Add a micro-batch's gradients. If `arrives`, contribute the sums to the round, in the first bucket last."""
         for bucket in reversed(self._buckets):
             if bucket.handle is not None and bucket.handle.poll():
-                runtime.wait(bucket.handle)  # an operation that ended before this micro-batch has failed: raise
+                runtime.wait(bucket.handle)  # an arrival that ended before the update has failed: raise its error
             for view, position in zip(bucket.views, bucket.positions, strict=True):
                 gradient = gradients[position].numpy()
                 if bucket.made:
@@ -103,7 +103,7 @@ class SharedGradients:
                 bucket.handle = runtime.submit(number, bucket.name, bucket.config, address, address, work=0, stream=0)
 
     def take(self) -> bool:
-        """Take the oldest untaken update. Returns False if there is none, or if it has no gradient."""
+        """Take the oldest complete update. Returns False if there is no such update, or if it has no gradient."""
         if not self.family.take_round([bucket.wire.ctypes.data for bucket in self._buckets]):
             return False
         for bucket in self._buckets:
@@ -128,11 +128,11 @@ def updater(
     apply: Callable[[list[Any]], None],
     variables: Sequence[Any],
 ) -> tuple[Callable[[Any], None], Callable[[], None]]:
-    """Return functions that apply updates of `variables` until there is none left, in eager code or in a graph.
+    """Return two functions that apply updates of `variables` until no update is left, in eager code or in a graph.
 
     The first function is for the end of a step. Its argument says whether there is an update now. After each update
-    `must_apply` says whether there is another. The second function is for flushes. `take` returns the gradients of an
-    update; None if the update has no gradient.
+    `must_apply` says whether there is another update. The second function is for flushes. `take` returns the gradients
+    of an update; None if the update has no gradient.
     """
     kinds = [(tf.as_dtype(variable.dtype), variable.shape) for variable in variables]
     zeros = [np.zeros(tuple(shape), dtype.as_numpy_dtype) for dtype, shape in kinds]
