@@ -367,7 +367,7 @@ def run(
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def srun(command: list[str] = typer.Argument(help="A program and its arguments.")) -> None:  # noqa: B008 (typer's way)
-    """Make the tasks of a Slurm step ranks of Horovod over Gloo, and run a program on each.
+    """Turn the tasks of a Slurm step into ranks of Horovod over Gloo, and run a program on each.
 
     Start it with srun: srun -n 4 horovod-partial srun python train.py --lr 0.1
     """

@@ -22,8 +22,8 @@ std::timed_mutex handshake_mutex;
 // Raise this number when messages between ranks change. If only Declaration changes, Fingerprint changes by itself.
 constexpr std::int64_t kMessages = 8;
 
-// Returns a number for the format of our messages. The handshake checks that all ranks have the same number, by a sum
-// over the ranks.
+// Returns a number for the format of our messages. In the handshake Horovod sums this number over all ranks. Each rank
+// compares the sum with its own number times the number of ranks. Both are equal if all ranks have the same number.
 std::int64_t Fingerprint() { return kMessages + (std::int64_t{Format::Of<Declaration>()} << 8); }
 
 std::int64_t UnixMilliseconds() {

@@ -81,10 +81,11 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   // groups is reduced in this rank's group.
   hvd::Status Execute(hvd::AllreduceOp& operation, std::vector<hvd::TensorTableEntry>& entries,
                       const hvd::Response& response, Carrier carrier, const Reduce& reduce);
-  // Called when a reduction over Gloo has failed halfway. Other ranks may still send its data. If Horovod began its
-  // next cycle on the same connections, Gloo would meet this data and end the process. So this cycle reduces nothing
-  // more, and the next hook ends Horovod's loop before it communicates, by the exception of EndIfBroken. Then the
-  // connections close, and all ranks learn of the failure.
+  // Break is called when a reduction over Gloo has failed halfway. Other ranks may still send data of this reduction.
+  // If Horovod used the same connections again, Gloo would receive this data and end the process. So after Break,
+  // EndIfBroken throws an exception. It is called before each reduction, so this cycle reduces nothing more. The next
+  // hook calls it too. There the exception ends Horovod's loop before Horovod communicates. Then the connections
+  // close, and all ranks learn of the failure.
   void Break(const std::string& error) { broken_ = error; }
   void EndIfBroken() const;
 

@@ -17,7 +17,10 @@ void ForEach(const Buckets& buckets, const std::function<void(SharedBucket&)>& f
   }
 }
 
-// RoundsToTake forbids the buckets of a family to add up untaken results. The destructor of this class allows it again.
+// A family is the buckets of one optimizer. A bucket with too many untaken results (results that the application has
+// not taken yet) adds up the two oldest. TakeRound takes results from one bucket after the other, and must get the same
+// rounds from all of them. So RoundsToTake forbids these buckets to add up results, and the destructor of this class
+// allows it again.
 class BeingTaken : private NonCopyable {
  public:
   explicit BeingTaken(const Buckets& family) : family_(family) {}

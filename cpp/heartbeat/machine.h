@@ -34,11 +34,12 @@ class Machine {
   std::optional<Counters> last_;
 };
 
-// The process of another rank on this host. Refers to the process itself and not to its number: when a process has
-// ended, another one may get its number.
+// The process of another rank on this host. This class holds a pidfd, a file descriptor that refers to one process for
+// ever. The number of a process does not: when the process has ended, Linux may give its number to another one.
 class Neighbour {
  public:
-  // Kill does nothing if no process has this number, or if the kernel cannot refer to a process (before Linux 5.3).
+  // `number`: the number of the process. If no process has this number, or if Linux has no pidfds (before version 5.3),
+  // Kill does nothing.
   explicit Neighbour(pid_t number);
 
   // Ends the process by SIGKILL, even if it is stopped.

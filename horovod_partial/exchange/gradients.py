@@ -86,19 +86,25 @@ class Planned(NamedTuple):
 
 
 class Buckets(Protocol):
-    """The buckets for one set of variables. Each framework has its own class. Gradients are in the variables' order."""
+    """The buckets for one set of variables. Each framework has its own class. Gradients are in the variables' order.
+
+    `arrived` is what `arrive` has returned: result tensors with TensorFlow, and None with PyTorch.
+    """
 
     @property
     def family(self) -> _attach.Family: ...
 
     def arrive(self, wires: Sequence[Wire]) -> Any:
-        """Contribute the gradients of a step to all buckets. Returns what the other methods take as `arrived`."""
+        """Contribute the gradients of a step to all buckets. The caller passes the returned value on as `arrived`."""
 
     def take_first(self, arrived: Any, apply: Apply) -> None:
         """Take the oldest round that has ended, if any, and call `apply` with its gradients."""
 
     def take_all(self, arrived: Any) -> None:
-        """Take and apply all rounds that have ended, oldest first. In a flush, which is eager, `arrived` is None."""
+        """Take and apply all rounds that have ended, oldest first.
+
+        A flush passes None as `arrived`, because it takes rounds without an arrival. It calls this only in eager code.
+        """
 
 
 class Framework(Protocol):
@@ -217,7 +223,7 @@ class Rounds:
 
     @property
     def replica(self) -> healing.Replica | None:
-        """The values that a flush compares with other ranks; None compares nothing."""
+        """The values that a flush compares with other ranks; if it is None, nothing is compared."""
         exchange = self._exchange()
         return None if exchange is None or exchange.replica_of is None else exchange.replica_of(self._variables)
 
@@ -244,7 +250,8 @@ class GradientExchange:
     `device_sparse`, `scale_local_gradients`), and `options` are from `options_of`. The gradients of the variables
     in the list `local`, which may grow, are not combined over the ranks. The buckets end when `owner` is deleted. If
     `owner` is None, the buckets stay, and a later exchange of the same variables uses them again. `replica_of` takes
-    the trained variables, and returns the values that a flush compares over the ranks; None compares nothing.
+    the trained variables, and returns the values that a flush compares over the ranks. If `replica_of` is None, or
+    returns None, nothing is compared.
     """
 
     def __init__(

@@ -57,9 +57,11 @@ class ModelExchange(ABC):
 
     @abstractmethod
     def _average_over_all(self, model: Sequence[Any], name: str, policy: WeightedAverage, work: int) -> Sequence[int]:
-        """Average a model over all ranks, in place, in the bucket `name`, and wait. Only for eager code.
+        """Average a model over all ranks of `process_set`, in place, in the bucket `name`, and wait.
 
-        `work` decides the weight of this rank's model: a number of steps, or an iteration. Returns each rank's work.
+        If the optimizer's policy is `WeightedAverage`, `work` is this rank's number of steps, and decides the weight of
+        its model. Under all other policies `work` is the iteration of this rank's model, and all weights are equal.
+        Returns the `work` of each rank. Only for eager code.
         """
 
     @property
@@ -82,7 +84,7 @@ class ModelExchange(ABC):
         return self._periods.begin_next() if self._periods.is_over(self._signalled()) else None
 
     def flush(self, model: Sequence[Any]) -> None:
-        """Average a model over all ranks. All ranks must call this, and their models are equal afterwards.
+        """Average a model over all ranks of `process_set`, which must all call this. Afterwards their models are equal.
 
         Under `WeightedAverage` models are weighted by the steps of the present period, same as in WP-SGD's last average
         (Algorithm 1, line 14), and a new period begins. Other policies average with equal weights.

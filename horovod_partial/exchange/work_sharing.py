@@ -20,7 +20,8 @@ class Updates(Protocol):
 
     `family` are the optimizer's buckets; None before they are declared. Messages of the first bucket assign
     micro-batches to ranks. `is_under_way` is True while gradients of a micro-batch exist and wait for a step.
-    `is_applying` is True while an update is applied. A flush compares `replica` over the ranks; None compares nothing.
+    `is_applying` is True while an update is applied. A flush compares `replica` over the ranks; if it is None, nothing
+    is compared.
     """
 
     @property

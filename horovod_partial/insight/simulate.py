@@ -400,14 +400,15 @@ def simulate(
 ) -> Result:
     """Run a job in simulated time: `ranks` ranks, 1 or more, take `iterations` steps, 1 or more, of `trace` each.
 
-    A step's work is split into `passes` micro-batches, 1 or more, and its messages travel during the last one. Each
-    micro-batch takes `split` seconds, 0 or more, longer than 1 / `passes` of the step's compute. Under
+    The work of a step is split into `passes` micro-batches, 1 or more. Each micro-batch takes 1 / `passes` of the
+    step's compute, plus `split` seconds, 0 or more. The step's messages travel during the last micro-batch. Under
     `hvd.WorkSharing()` the ranks share the micro-batches of an iteration, `passes` per rank on average, and the delay
     of a rank delays its micro-batches. With `delays_in="each"`, each of them is delayed by 1 / `passes` of the delay,
     like on a slow machine. With `"first"`, the rank's first one is delayed by the whole delay, like by a hiccup.
 
-    Under a policy of gradients, messages travel during backward. Under a policy of models, the whole model travels
-    after backward, or with the policy's `overlap="gradient"` during the next step. `overlap=True` counts like False.
+    If the policy combines gradients, messages travel during backward. If it averages models, the whole model travels
+    after backward; if the policy has `overlap="gradient"`, it travels during the next step. `overlap=True` gives the
+    same times as False: it lets a rank load data during an average, and a trace has no separate time for loading data.
 
     `algorithm` is a key of `Cluster.costs`. `rule` is one of `horovod_partial.merging.RULES`, and decides by the cost
     of a message among all ranks which gradients travel together. `cycle` is the shortest time between two negotiations,

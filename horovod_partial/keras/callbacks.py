@@ -370,7 +370,9 @@ class FlushCallback(keras.callbacks.Callback):
 
 
 class ModelSyncCallback(keras.callbacks.Callback):
-    """Average the model over all ranks from time to time: all floating-point weights, including those of BatchNorm.
+    """Average the model over the ranks of `process_set` from time to time.
+
+    All floating-point weights are averaged, including those of BatchNorm.
 
     Use this callback if the ranks' models may become different. All ranks wait for each other in an average.
 

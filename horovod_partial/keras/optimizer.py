@@ -115,11 +115,12 @@ class _Methods:
 
     @property
     def rounds(self) -> int:
-        """How many rounds have ended in all buckets: use this number for schedules and to decide when to stop.
+        """How many rounds this rank has taken: use this number for schedules and to decide when to stop.
 
-        Under `hvd.WorkSharing()` it is the number of updates. Under other policies it is the number of steps if the
-        policy is `hvd.Full()` or there is one rank, and the number of averages if the policy averages models. Only for
-        eager code.
+        What a round is depends on the policy. Under `hvd.WorkSharing()` it is an update. Under `hvd.Full()`, and under
+        every other policy if there is only one rank, it is a step. Under a policy that averages models, it is an
+        average. Under all other policies a round combines gradients, and counts once this rank has taken its results
+        from every bucket of the optimizer. Only for eager code.
         """
         return self._horovod.rounds(self)
 

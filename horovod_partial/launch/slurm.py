@@ -1,4 +1,4 @@
-"""Makes the tasks of a Slurm step ranks of Horovod over Gloo: the command `horovod-partial srun`."""
+"""Turns the tasks of a Slurm step into ranks of Horovod over Gloo: the command `horovod-partial srun`."""
 
 from __future__ import annotations
 

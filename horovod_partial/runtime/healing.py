@@ -156,7 +156,10 @@ class Meeting:
         return self.family([FACTS]).taken > 0
 
     def post(self, name: str, values: Array) -> Posted:
-        """Begin to sum integers over all ranks, in place, in the bucket `name`. `values`: int32, one dimension."""
+        """Begin to sum integers over the ranks of the process set, in place, in the bucket `name`.
+
+        `values` has the dtype int32 and one dimension.
+        """
         sync = Quorum(1.0, grace_ms=0)
         spec = bucket_config.arguments(sync=sync, size=self.size, average=False, missed="latest", late="discard")
         config = _attach.BucketConfig(spec, dtype=_INT32, shape=[values.size], device=-1)

@@ -60,13 +60,13 @@ class Runtime:
         self._observed = Tenure(self)
         self._agreed = Tenure(self)  # tells whether `init` was called already; _init_lock guards it
         self._init_lock = threading.Lock()
-        # Exchanges, which combine the gradients of one optimizer each, if flushes apply their missed rounds.
+        # Each applier combines the gradients of one optimizer. Flushes apply the missed rounds of these appliers.
         self._appliers: weakref.WeakSet[Any] = weakref.WeakSet()
-        # Those that may apply rounds to a copy of the model while their thread waits; _appliers_lock guards all.
+        # These appliers may also apply rounds to a copy of the model, while their thread waits.
         self._ahead_appliers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._averagers: weakref.WeakSet[Any] = weakref.WeakSet()  # exchanges of models; the same lock guards them
+        self._averagers: weakref.WeakSet[Any] = weakref.WeakSet()  # each averages the model of one optimizer
         self._told: weakref.WeakSet[Any] = weakref.WeakSet()  # appliers that `_warn_of_others` has warned of
-        self._appliers_lock = threading.Lock()
+        self._appliers_lock = threading.Lock()  # guards `_appliers`, `_ahead_appliers` and `_averagers`
         self._flushing: dict[int, threading.RLock] = {}  # by process set, the lock that a thread has while it flushes
         self._monitor: _attach.Monitor | None = None  # sends and receives heartbeats; None if there are none
         self._endpoint: Endpoint | None = None  # serves metrics; on rank 0 only

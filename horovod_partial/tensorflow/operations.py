@@ -1,4 +1,4 @@
-"""Partial collectives of TensorFlow's tensors, and the `init`, `shutdown`, `join` and process sets that they need."""
+"""Partial collectives on TensorFlow tensors, and the `init`, `shutdown`, `join` and process sets that they need."""
 
 from __future__ import annotations
 

@@ -126,9 +126,11 @@ class GradientBucket:
         self.handle = start(wire)
 
     def wait(self) -> bool:
-        """Wait until this rank's arrival at the bucket has a result. Returns `is_unchanged`.
+        """Wait until the operation that `arrive` has started has ended.
 
-        Without replay the result is then in `wire`. With replay it stays in the core until `take_round` takes it.
+        Returns `is_unchanged`: False if the program has changed the gradients since the arrival. Under policies with
+        `missed="replay"`, the caller then gets the results of rounds from `take_round`, oldest first. Otherwise the
+        result of this rank's arrival is in `wire` when this method returns.
         """
         assert self.handle is not None
         self.handle.synchronize()

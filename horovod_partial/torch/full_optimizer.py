@@ -187,7 +187,12 @@ def _reduced(optimizer: Any, closure: Callable[[], Any], round_steps: RoundSteps
 
 
 def _refuse_scaler_of_local_gradients(optimizer: Any) -> bool:
-    """Raise RuntimeError if gradients are under way when `GradScaler.step` reads this property."""
+    """Return False as the optimizer's property `_step_supports_amp_scaling`, which `GradScaler.step` reads.
+
+    False means that the GradScaler itself must unscale gradients and skip steps. Raises RuntimeError if gradients are
+    still being reduced: the GradScaler would then look at the gradients of this rank alone, and each rank would skip
+    steps by itself.
+    """
     if optimizer._handles:
         raise RuntimeError(
             "a GradScaler steps an optimizer that was wrapped without it, while gradients are under way: each rank would skip "

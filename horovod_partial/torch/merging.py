@@ -92,10 +92,11 @@ class Merging:
         return due
 
     def replan(self, collectives: Collectives, flush: Callable[[], None]) -> bool:
-        """Make a new plan of messages between two steps, after a call of `flush`. Returns whether `buckets` changed.
+        """Decide anew, between two steps, which gradients travel together in one message.
 
-        If some rank is out of training, the present plan stays for `replan_every` further steps, or for ever if
-        `replan_every` is None.
+        Returns whether `buckets` changed. Calls `flush` before it makes the new plan. If some rank does not train now,
+        for example because it waits in a flush or a join, this makes no plan and does not call `flush`. Then the
+        present plan stays for `replan_every` further steps, or for ever if `replan_every` is None.
         """
         if not collectives.everybody_is_here(self._planner.meeting):
             self._steps.begin_plan(self._options.replan_every)

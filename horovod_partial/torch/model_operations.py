@@ -34,7 +34,7 @@ def average(
 ) -> torch.Tensor:
     """Average a model with the models of other ranks. The policy says which ranks, and how much each model counts.
 
-    The first call with a name averages over all ranks. After that:
+    The first call with a name averages over all ranks of `process_set`. After that:
 
     * `hvd.GroupAverage` averages in the group that this round gives the rank (WAGMA-SGD, IEEE TPDS 2021, section 3.1). The
       first rank that arrives starts the round for all groups. A rank that is too late gets the average of its own model
@@ -97,9 +97,10 @@ def arrive(
 ) -> PartialHandle:
     """Arrive with a model at its bucket. The average goes to `output`, which has the model's shape and dtype.
 
-    `Quorum(1.0)` makes a plain average over all ranks in training. `work` is the number of steps, or the iteration: it
-    decides the model's weight in the average. Ranks compare `members`, a text for each of the model's tensors. Raises
-    ValueError if the tensor or the name is wrong, or before `init`.
+    `Quorum(1.0)` makes a plain average over those ranks of `process_set` that train. `WeightedAverage` weighs this
+    rank's model by `work`, a number of steps. (In a flush all weights may be equal. Then `work` is the iteration of the
+    model.) Ranks compare `members`, a text for each of the model's tensors. Raises ValueError if the tensor or the name
+    is wrong, or before `init`.
     """
     check_kinds({"name": name, "process_set": process_set})
     require_tensor(tensor)

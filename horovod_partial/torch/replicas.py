@@ -31,7 +31,9 @@ _MOVED_BY_ROUNDS = ({"last_epoch", "_step_count"}, {"scale", "growth_factor", "_
 def assert_replicas_equal(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Compare parameters, and the optimizer's state, over all ranks, bit for bit; every rank must call this.
+    """Compare parameters, and the optimizer's state, over the ranks of `process_set`, bit for bit.
+
+    Every rank of `process_set` must call this.
 
     The comparison costs a hash of each tensor and one small collective. Call `optimizer.flush()` before. Buffers, such
     as those of BatchNorm, are not compared, because each rank has its own.
@@ -113,7 +115,7 @@ def _without_numpy(value: Any) -> Any:
 
 
 def average_buffers(model: torch.nn.Module, process_set: ProcessSet = global_process_set) -> None:
-    """Average a model's floating-point buffers over all ranks, in place; every rank must call this.
+    """Average a model's floating-point buffers over the ranks of `process_set`, in place. All of them must call this.
 
     Running statistics, such as those of BatchNorm, come from each rank's own batches, same as with Horovod. Call this
     on every rank after `optimizer.flush()`, before an evaluation or a checkpoint. Counters and other integers are not

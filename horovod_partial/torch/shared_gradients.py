@@ -243,6 +243,11 @@ class SharedGradients(RoundApplier):
 
 
 def _clear_result(parameter: torch.nn.Parameter, *_: Any) -> None:
-    """Set `grad` to None if it is the result of an update, because it must not enter the next micro-batch."""
+    """Set a parameter's `grad` to None if it still holds the result of an update.
+
+    This result stays in `grad` after a step, so that the program can read it. It must be gone before the next
+    micro-batch, because backward adds gradients to `grad`. PyTorch also calls this function as a hook, with a gradient
+    that is ignored.
+    """
     if getattr(parameter.grad, "is_result", False):
         parameter.grad = None

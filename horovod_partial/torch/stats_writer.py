@@ -1,4 +1,4 @@
-"""Writes statistics of rounds and of slow ranks to TensorBoard while a training runs."""
+"""Writes statistics of rounds and of slow ranks to TensorBoard during training."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ class ScalarWriter(Protocol):
 
 
 class PartialStatsWriter:
-    """Writes to TensorBoard what has happened to the rounds, and how many ranks are slow. (Keras has callbacks.)
+    """Writes to TensorBoard what has happened to the rounds, and how many ranks are slow.
+
+    With Keras, use `hvd.callbacks.PartialStatsCallback` and `hvd.callbacks.SlowRanksCallback` instead.
 
     The tags are `horovod_partial/late`: the share of this rank's arrivals that came too late, 0 to 1;
     `horovod_partial/fresh`: the mean number of ranks that were on time for a round; `horovod_partial/staleness`: the mean
     staleness of contributions, in rounds; `horovod_partial/waited_seconds`: how long this rank waited for results.
-    `hvd.Full()` has no rounds. If ranks are watched (`hvd.watch`), rank 0 also writes `horovod_partial/slow_ranks`: the
-    number of slow ranks; and `horovod_partial/slowness`: the compute time of the slowest of these ranks divided by that
-    of the median rank, or 1 if no rank is slow.
+    An optimizer under `hvd.Full()` has no rounds, so it adds nothing to these tags. If ranks are watched (`hvd.watch`),
+    rank 0 also writes `horovod_partial/slow_ranks`: the number of slow ranks; and `horovod_partial/slowness`: the
+    compute time of the slowest of these ranks divided by that of the median rank, or 1 if no rank is slow.
 
     Args:
         writer: a `torch.utils.tensorboard.SummaryWriter` of this rank, or any object with the same `add_scalar`.

@@ -422,7 +422,11 @@ def with_positions(
 def check_names(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None
 ) -> dict[torch.nn.Parameter, str]:
-    """Return each parameter's name; without the argument, its position. Raises ValueError with Horovod's messages."""
+    """Return each parameter's name. If `named_parameters` is None, return its position in the optimizer, as a text.
+
+    Raises ValueError, with Horovod's messages, if an element of `named_parameters` is not a tuple, if a name occurs
+    twice, or if a parameter of the optimizer has no name.
+    """
     if named_parameters is None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         return {parameter: str(index) for index, parameter in enumerate(parameters)}

@@ -18,7 +18,8 @@ using Members = std::vector<Rank>;  // the ranks of a group, in ascending order
 
 // Returns the groups of a partition of the ranks, ordered by their numbers. A number without ranks gives no group.
 std::vector<Members> GroupsOf(const Partition& partition);
-// Returns the group of a rank among `size` ranks. The result is empty if the rank is in no group.
+// Returns the members of the group that contains `rank`. If `partition` is empty, these are all ranks, 0 to `size` - 1.
+// If the rank is in no group, the result is empty.
 Members GroupOf(const Partition& partition, Rank rank, int size);
 // Returns the index of a rank among the members of its group.
 int PlaceOf(const Members& members, Rank rank);

@@ -34,7 +34,8 @@ class ReadyGroups {
   // Returns until when a rank is held back to meet a rank of another part of the job; kNever if no rank is held back.
   // Form must be called again at that time, even if no other rank has arrived.
   Time hold_until() const { return hold_until_; }
-  // Returns how often the last `window` groups did not connect all ranks that train.
+  // Add checks, after each new group, whether the last `window` groups connect all ranks that train. Returns how often
+  // they did not.
   std::int64_t unconnected() const { return unconnected_; }
 
  private:

@@ -172,7 +172,8 @@ class Bucket {
   bool wants_full_round_ = false;
   bool discard_result_ = false;  // while a round runs: true if Clear was called, so the result will not be kept
   bool left_out_ = false;        // while a round runs: true if this rank has joined, so it gets no result
-  // True if Clear has emptied a pending sum that a report had announced. A round may count it until the next report.
+  // True if Clear has emptied a pending sum that a report had announced. The coordinator learns of this by the next
+  // report. A round that closes earlier may still count the gradients that were in the sum.
   bool cleared_ = false;
   bool held_ = false;          // with kReplay: true if the result in the output of the arrival has not been taken
   int held_gradients_ = 0;     // the number of gradients in the untaken result of the arrival

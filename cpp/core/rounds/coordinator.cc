@@ -237,7 +237,8 @@ Closing Coordinator::Close(const std::string& name, BucketState& bucket, Closing
     }
     BucketState::RankState& state = bucket.At(rank);
     const Closing::Contribution contribution = bucket.ContributionOf(rank);
-    // A round ends a rank's staleness only if the rank contributes gradients to it. In a flush a rank may have none.
+    // Only a contribution of something new counts as the rank's last one. A kept model that was in an earlier round
+    // (`stale`) is not new. A contribution without gradients, which a rank may make in a flush, does not count either.
     if (contribution.gradients > 0 && !contribution.stale) state.last_contribution = bucket.round;
     closing.contributions.push_back(contribution);
     if (state.arrival) state.RecordOffset(state.arrival->time - bucket.first_arrival);

@@ -61,9 +61,14 @@ std::string Encode(const std::vector<Grants>& grants) { return BytesOf(grants); 
 
 std::vector<Grants> DecodeGrants(const std::string& bytes) { return FromBytes<std::vector<Grants>>(bytes, "grants"); }
 
-// A Closing is encoded as: the number of ranks; the round in two words; one word for reason, flush_over, flushes and
-// ends; the number of partitions; whether the first partition is `groups`, for this round; the contribution of each
-// rank in two words; all partitions.
+// A Closing is encoded as these words, in this order:
+// - the number of ranks
+// - two words for the round
+// - one word for reason, flush_over, flushes and ends
+// - the number of partitions: all of `upcoming`, and also `groups` unless it is empty
+// - 1 if `groups` is among the partitions, otherwise 0
+// - for each rank, two words for its contribution
+// - the partitions, `groups` first; a partition has one word for each rank, the number of the rank's group
 void Append(const Closing& closing, std::vector<std::int32_t>& words) {
   const auto round = static_cast<std::uint64_t>(closing.round);
   const bool grouped = !closing.groups.empty();
