@@ -16,7 +16,6 @@ if int(keras.__version__.partition(".")[0]) < 3:
 from horovod.common.exceptions import HorovodInternalError
 
 from horovod_partial import policies
-from horovod_partial.balancing import BalancedBatchSampler
 from horovod_partial.keras import callbacks, elastic
 from horovod_partial.keras.backend import backend
 from horovod_partial.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer, load_model

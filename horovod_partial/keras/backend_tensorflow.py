@@ -14,6 +14,7 @@ from horovod_partial.exchange.models import takes_late
 from horovod_partial.policies import ModelPolicy, Quorum
 from horovod_partial.runtime import bucket_config
 from horovod_partial.tensorflow import operations
+from horovod_partial.tensorflow.balancing import BalancedBatchSampler
 from horovod_partial.tensorflow.elastic import TensorFlowKerasState as KerasState
 from horovod_partial.tensorflow.elastic import run
 from horovod_partial.tensorflow.gradients import dense, framework

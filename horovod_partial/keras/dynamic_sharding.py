@@ -14,8 +14,8 @@ from keras.src.trainers.data_adapters.data_adapter import (
 )
 
 from horovod_partial.checks import is_int, require
+from horovod_partial.data.sharding import Place, Plan, Shards
 from horovod_partial.exchange.arguments import check_sampler
-from horovod_partial.exchange.sharding import Place, Plan, Shards
 from horovod_partial.keras.backend import backend
 from horovod_partial.keras.work_sharing import shares_work
 from horovod_partial.runtime.tenure import Tenure

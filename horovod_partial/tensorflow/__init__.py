@@ -19,9 +19,9 @@ from horovod.tensorflow import Adasum, Average, Max, Min, Product, Sum  # noqa: 
 
 import horovod_partial.tensorflow.elastic as elastic  # noqa: PLR0402 (the `from` form would import Horovod's `elastic`)
 from horovod_partial import policies
-from horovod_partial.balancing import BalancedBatchSampler
 from horovod_partial.names import modules
 from horovod_partial.policies import *
+from horovod_partial.tensorflow.balancing import BalancedBatchSampler
 from horovod_partial.tensorflow.operations import (
     add_process_set,
     average,

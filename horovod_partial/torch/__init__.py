@@ -20,10 +20,10 @@ from horovod.torch.mpi_ops import HorovodInternalError as HorovodInternalError
 
 import horovod_partial.torch.elastic as elastic  # noqa: PLR0402 (`from ... import elastic` would give Horovod's)
 from horovod_partial import policies
-from horovod_partial.balancing import BalancedBatchSampler
 from horovod_partial.merging import MergedGradients
 from horovod_partial.names import modules
 from horovod_partial.policies import *
+from horovod_partial.torch.balancing import BalancedBatchSampler
 from horovod_partial.torch.model_operations import average, average_async
 from horovod_partial.torch.operations import (
     add_process_set,

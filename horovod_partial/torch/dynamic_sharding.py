@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Sampler
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from horovod_partial.checks import is_int, require
+from horovod_partial.data.sharding import Place, Plan, Shards
 from horovod_partial.exchange.arguments import check_sampler
-from horovod_partial.exchange.sharding import Place, Plan, Shards
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.shared_gradients import SharedGradients

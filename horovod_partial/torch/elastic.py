@@ -9,14 +9,15 @@ from horovod.torch.elastic import ElasticSampler, TorchState
 from horovod.torch.elastic.state import SamplerStateHandler, get_handler_registry
 
 from horovod_partial.exchange import elastic
+from horovod_partial.torch.balancing import BalancedBatchSampler
 from horovod_partial.torch.dynamic_sharding import DynamicShardingSampler
 from horovod_partial.torch.operations import runtime
 
 __all__ = ["ElasticSampler", "TorchState", "run"]
 __path__: list[str] = []  # makes this module a package, as `horovod.torch.elastic` is one
 
-# With this handler, a `TorchState` saves the place of a `DynamicShardingSampler` in the data.
-get_handler_registry().append((DynamicShardingSampler, SamplerStateHandler))
+# With this handler, a `TorchState` saves the place of these samplers in the data.
+get_handler_registry().append(((BalancedBatchSampler, DynamicShardingSampler), SamplerStateHandler))
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,1 @@
+"""Decides which samples each rank gets, for all frameworks."""
