@@ -139,3 +139,34 @@ def test_accelerate_does_not_clip(world: World, accelerator: Any) -> None:
     accelerator.clip_grad_norm_(model.parameters(), 1.0)
     with pytest.raises(RuntimeError, match="max_grad_norm"):
         prepared.step()
+
+
+def test_lightning_shows_each_epoch_other_batches(world: World, lightning_loop: Any) -> None:
+    seen: list[list[int]] = [[], []]
+
+    class Watched(lightning_loop.Digits):
+        def training_step(self, batch: Any, number: int) -> Any:
+            seen[self.current_epoch] += batch[2].tolist()
+            return super().training_step(batch[:2], number)
+
+    data = [(*sample, number) for number, sample in enumerate(zip(*next(iter(lightning_loop.batches(1))), strict=True))]
+    sampler = hvd.BalancedBatchSampler(range(len(data)), 4)
+    trainer = make_trainer(lightning_loop, 2, enable_checkpointing=False, use_distributed_sampler=False)
+    trainer.fit(Watched("majority"), torch.utils.data.DataLoader(data, batch_sampler=sampler))
+    assert sampler.epoch == 1
+    assert seen[0] != seen[1]
+    hvd.barrier()
+
+
+def test_accelerate_shows_each_epoch_other_batches(world: World) -> None:
+    accelerate = pytest.importorskip("accelerate", reason="Accelerate is not installed", exc_type=ImportError)
+    sampler = hvd.BalancedBatchSampler(range(40 * world.size), 4)
+    data = torch.utils.data.DataLoader(range(40 * world.size), batch_sampler=sampler)
+    loader = accelerate.Accelerator(device_placement=False).prepare(data)
+    seen = []
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        seen.append([batch.tolist() for batch in loader])
+    assert len(seen[0]) == 10
+    assert seen[0] != seen[1]
+    hvd.barrier()
