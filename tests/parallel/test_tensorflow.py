@@ -881,3 +881,18 @@ def test_keras_2_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> No
         hvd.DistributedOptimizer(keras.optimizers.SGD())
     with pytest.raises(ImportError, match="needs Keras 3"):
         hvd.elastic.TensorFlowKerasState(keras.Sequential())
+
+
+def test_a_dataset_of_balanced_batches(world: World) -> None:
+    samples = 20 * world.size - 1
+    sampler = hvd.BalancedBatchSampler(range(samples), 5)
+    numbers = tf.data.Dataset.from_generator(lambda: sampler, output_signature=tf.TensorSpec((None,), tf.int64))
+    epochs = []
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        found = world.gather([batch.tolist() for batch in numbers.as_numpy_iterator()])
+        epochs.append({sample for batches in found for batch in batches for sample in batch})
+    assert epochs == [set(range(samples))] * 2
+    with pytest.raises(tf.errors.InvalidArgumentError, match="have other lengths than rank 0"):
+        other = hvd.BalancedBatchSampler(range(world.rank, world.rank + 40), 5)
+        next(iter(tf.data.Dataset.from_generator(lambda: other, output_signature=tf.TensorSpec((None,), tf.int64))))
