@@ -1,6 +1,5 @@
 """Which samples each micro-batch of `DynamicShardingSampler` has."""
 
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
