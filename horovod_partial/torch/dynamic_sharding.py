@@ -1,4 +1,4 @@
-"""The sampler and the loader for `hvd.WorkSharing`. A micro-batch has fixed samples; the rank that makes it loads them."""
+"""A sampler and a loader whose micro-batches have fixed samples. Under `hvd.WorkSharing` any rank may compute one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from horovod_partial.checks import is_int, require
 from horovod_partial.data.sharding import Place, Plan, Shards
 from horovod_partial.exchange.arguments import check_sampler
 from horovod_partial.runtime.tenure import Tenure
+from horovod_partial.torch.micro_batches import counting_passes
 from horovod_partial.torch.operations import runtime
-from horovod_partial.torch.shared_gradients import SharedGradients
 
 
 class DynamicShardingSampler(Sampler[list[int]]):
-    """The samples of this rank's own micro-batches under `hvd.WorkSharing()`: a `batch_sampler` for a `DataLoader`.
+    """The samples of this rank's own micro-batches: a `batch_sampler` for a `DataLoader`, for `hvd.WorkSharing()` above all.
 
     An update has `backward_passes_per_step` micro-batches for each rank, and each has `batch_size` samples. The seed,
     the epoch, the update and the number of the micro-batch decide which samples these are; the rank that makes it does
@@ -200,7 +200,7 @@ class _Pass:
     def made(self) -> int:
         """How many updates of the pass (an epoch, or its rest) this rank has applied."""
         optimizer = self._optimizer()
-        rounds = None if optimizer is None else optimizer._exchange.work.rounds_of(self._tenure)
+        rounds = None if optimizer is None else _work_of(optimizer).rounds_of(self._tenure)
         if rounds is not None:
             self._made = min(max(self._made, rounds - self.first), self.plan.updates)
         return self._made
@@ -236,7 +236,7 @@ class _Timeline:
         """Queue an epoch, or its rest, behind those that are not over. Returns an object that stands for its loop."""
         if self._tenure.enter():
             self.passes.clear()
-            self._end = optimizer.rounds
+            self._end = _rounds(optimizer)
         self.passes.append(_Pass(loader, optimizer, self._end))
         self._end = self.passes[-1].end
         self.loop = object()
@@ -247,9 +247,11 @@ _timelines: weakref.WeakKeyDictionary[Any, _Timeline] = weakref.WeakKeyDictionar
 
 
 class DynamicShardingLoader:
-    """The batches that this rank trains with under `hvd.WorkSharing()`.
+    """The batches that this rank trains with, under `hvd.WorkSharing()` or any other policy.
 
-    Write `for batch in loader`, with one backward pass and one step for each batch. A micro-batch begins when the loop
+    Write `for batch in loader`, with one backward pass and one step for each batch. Under other policies than
+    `hvd.WorkSharing()` each rank gets its own micro-batches, and the optimizer's `step` behaves as with `step_each_pass`.
+    The rest of this text is about `hvd.WorkSharing()`. A micro-batch begins when the loop
     yields its batch, or in the `step` before if that step has applied no update. From then on no other rank takes the
     micro-batch over. The loader's workers load this rank's own micro-batches, and
     prefetch them in order. Batches prefetched for micro-batches that other ranks have taken over are dropped. When this
@@ -268,33 +270,34 @@ class DynamicShardingLoader:
 
     Args:
         loader: a `DataLoader` with `batch_sampler=DynamicShardingSampler(...)` and any number of workers.
-        optimizer: the result of `hvd.DistributedOptimizer(..., sync=hvd.WorkSharing())`; it must have taken no step.
+        optimizer: the result of `hvd.DistributedOptimizer(...)`; it must have taken no step.
 
     Raises:
         ValueError: the loader, the sampler and the optimizer do not fit together.
     """
 
     def __init__(self, loader: DataLoader[Any], optimizer: torch.optim.Optimizer) -> None:
-        exchange = _exchange_of("DynamicShardingLoader", optimizer)
-        wrapped: Any = optimizer
+        wrapped = _wrapped("DynamicShardingLoader", optimizer)
         sampler: Any = loader.batch_sampler if isinstance(loader, DataLoader) else None
         fits = isinstance(sampler, DynamicShardingSampler)
         require(fits, "loader", "a DataLoader with batch_sampler=DynamicShardingSampler(...)", loader)
         in_order = getattr(loader, "in_order", True)
         require(in_order, "loader", "one that keeps the order of its batches", "in_order=False")
+        keeps = loader.persistent_workers and hasattr(loader.dataset, "set_epoch")
+        require(not keeps, "loader", "without persistent_workers, whose copies of the dataset get no set_epoch", loader)
         passes, given = wrapped.backward_passes_per_step, sampler.backward_passes_per_step
         allowed = f"{passes}, as of the optimizer"
         require(given == passes, "backward_passes_per_step of the sampler", allowed, given)
-        same = sampler.process_set.process_set_id == exchange.process_set.process_set_id
+        same = sampler.process_set.process_set_id == wrapped.process_set.process_set_id
         require(same, "process_set of the sampler", "that of the optimizer", sampler.process_set)
         if wrapped not in _timelines:
-            if wrapped.rounds > 0 or exchange.work.begun is not None:
+            if wrapped.rounds > 0 or _work_of(counting_passes(wrapped)).begun is not None:
                 raise ValueError(
                     "the optimizer has taken steps without a DynamicShardingLoader, so ranks do not know which update its data "
                     "begin with: wrap a new optimizer"
                 )
             _timelines[wrapped] = _Timeline()
-        exchange.work.begins_in_step = False
+        _work_of(wrapped).begins_in_step = False
         self._loader = loader
         self._optimizer = wrapped
         self._timeline = _timelines[wrapped]
@@ -314,7 +317,7 @@ class DynamicShardingLoader:
                 timeline.passes.popleft()
         finally:
             if timeline.loop is loop:  # let other ranks make the begun micro-batch, unless a newer loop has begun it
-                self._optimizer._exchange.work.give_back()
+                _work_of(self._optimizer).give_back()
 
     def _batches(self, current: _Pass) -> Iterator[Any]:
         optimizer, plan = self._optimizer, current.plan
@@ -330,13 +333,12 @@ class DynamicShardingLoader:
             return _load(current.loader, plan.indices(update, number))
 
         while True:
-            exchange = optimizer._exchange  # add_param_group may have replaced the exchange since the last batch
-            number = exchange.begin_before(exchange.rounds + current.end - optimizer.rounds)
+            number = _begin_before(optimizer, current.end)
             if number is None:
                 return
-            rounds = optimizer.rounds
+            rounds = _rounds(optimizer)
             yield batch_of(rounds - current.first + plan.place.update, number)
-            if (optimizer.rounds, optimizer._exchange.work.begun) == (rounds, number):
+            if (_rounds(optimizer), _work_of(optimizer).begun) == (rounds, number):
                 raise RuntimeError(
                     "no step was taken with the last batch, for whose gradients all ranks wait. Call optimizer.step() after each "
                     "backward pass, and not after each K-th. To leave a batch out call optimizer.zero_grad() and "
@@ -359,7 +361,8 @@ def micro_batch_seed(optimizer: torch.optim.Optimizer, base: int = 0) -> int:
     ahead and cannot call this, so random choices of a dataset should depend on the index of the sample.
 
     Args:
-        optimizer: the result of `hvd.DistributedOptimizer(..., sync=hvd.WorkSharing())`.
+        optimizer: the result of `hvd.DistributedOptimizer(..., sync=hvd.WorkSharing())`, or one with `step_each_pass` or a
+            `DynamicShardingLoader`.
         base: a signed int of 64 bits. Pass another one if training goes on in a new process, or after an elastic
             restart, because updates count from 0 again there.
 
@@ -370,16 +373,35 @@ def micro_batch_seed(optimizer: torch.optim.Optimizer, base: int = 0) -> int:
         RuntimeError: no micro-batch has begun, for example after the last batch of a `DynamicShardingLoader`.
         ValueError: an argument is wrong.
     """
-    exchange = _exchange_of("micro_batch_seed", optimizer)
+    wrapped = _wrapped("micro_batch_seed", optimizer)
     require(is_int(base) and -(2**63) <= base < 2**63, "base", "an int of 64 bits", base)
-    wrapped: Any = optimizer
-    number = exchange.require_begun()
-    digest = hashlib.blake2b(struct.pack("<qqq", base, wrapped.rounds, number), digest_size=4).digest()
+    exchange = wrapped._exchange
+    number = wrapped.begin_micro_batch()[1] if exchange.work is None else exchange.require_begun()
+    digest = hashlib.blake2b(struct.pack("<qqq", base, _rounds(wrapped), number), digest_size=4).digest()
     return int.from_bytes(digest, "little")
 
 
-def _exchange_of(user: str, optimizer: Any) -> SharedGradients:
-    exchange: Any = getattr(optimizer, "_exchange", None)
-    fits = isinstance(exchange, SharedGradients)
-    require(fits, f"optimizer of {user}", "of hvd.DistributedOptimizer(..., sync=hvd.WorkSharing())", optimizer)
-    return exchange
+def _wrapped(user: str, optimizer: Any) -> Any:
+    """Return the optimizer. Raises ValueError unless `hvd.DistributedOptimizer` has made it."""
+    fits = getattr(optimizer, "is_horovod_partial", False)
+    require(fits, f"optimizer of {user}", "the result of hvd.DistributedOptimizer(...)", optimizer)
+    return optimizer
+
+
+def _work_of(optimizer: Any) -> Any:
+    """Return what says which micro-batch comes next: a `SharedWork`, or an `OwnMicroBatches` without work sharing."""
+    return optimizer._exchange.work if optimizer.micro_batches is None else optimizer.micro_batches
+
+
+def _rounds(optimizer: Any) -> int:
+    """Return how many updates this rank has made. Under policies with late gradients ranks may have other rounds."""
+    rounds: int = (optimizer if optimizer.micro_batches is None else optimizer.micro_batches).rounds
+    return rounds
+
+
+def _begin_before(optimizer: Any, rounds: int) -> int | None:
+    """Begin a micro-batch, unless one has begun. Returns its number within its update, or None after `rounds` updates."""
+    exchange = optimizer._exchange  # add_param_group may have replaced the exchange since the last batch
+    if exchange.work is None:
+        return optimizer.micro_batches.begin_before(rounds)
+    return exchange.begin_before(exchange.rounds + rounds - optimizer.rounds)

@@ -17,7 +17,7 @@ from horovod_partial.torch.buckets import Widened
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.ownership import require_ownership, take_over
 from horovod_partial.torch.round_steps import RoundSteps
-from horovod_partial.torch.wrapping import own_attributes, unwrapped, with_positions
+from horovod_partial.torch.wrapping import Exchange, Methods, evaluate, own_attributes, unwrapped, with_positions
 
 
 def wrap(
@@ -66,6 +66,8 @@ def wrap(
 
     def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         require_ownership(self)
+        if self.micro_batches is not None and not self.micro_batches.complete():
+            return evaluate(closure)
         if closure is None or takes_closures or not self._should_synchronize:
             if round_steps.changes_gradients and self._should_synchronize and not _is_synchronized(self):
                 self.synchronize()
@@ -87,6 +89,8 @@ def wrap(
         horovod_synchronize(self)
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
+        if self.micro_batches is not None and self.micro_batches.made:
+            return
         if self.is_under_way():
             horovod_zero_grad(self)  # Horovod's `zero_grad` raises its error, because gradients are under way
         base.zero_grad(self, set_to_none)
@@ -118,7 +122,8 @@ def wrap(
     cls.flushed.__doc__ = "Nothing is ever pending under `Full`."
     cls.rounds = property(lambda self: self._rounds, doc="Steps taken: under `Full` every step is a round.")
     cls.steps_in_round = 1.0
-    cls.updated = 1
+    cls.micro_batches, cls._exchange = None, Exchange()  # Horovod exchanges the gradients
+    cls.updated, cls.begin_micro_batch = Methods.updated, Methods.begin_micro_batch
     cls.merging_plan = cls.last_round = cls.last_average = None  # `Full` has no merging plan, and averages no models
     cls.__reduce__ = lambda self: unwrapped(self, base)
     wrapped._rounds = 0
@@ -127,7 +132,7 @@ def wrap(
     else:
         # If `_step_supports_amp_scaling` were True, gradients of fused optimizers might be unscaled twice, or never.
         cls._step_supports_amp_scaling = False
-        synchronize_before_unscaling(grad_scaler, wrapped)
+        unscale_reduced(grad_scaler, wrapped)
     take_over(wrapped, process_set)
     return wrapped
 
@@ -201,16 +206,33 @@ def _refuse_scaler_of_local_gradients(optimizer: Any) -> bool:
     return False
 
 
-def synchronize_before_unscaling(scaler: torch.amp.GradScaler, wrapped: Any) -> None:
-    """Let the method `unscale_` of a GradScaler wait until the gradients of a wrapped optimizer are reduced."""
-    unscale = scaler.unscale_
+def unscale_reduced(scaler: torch.amp.GradScaler, wrapped: Any) -> None:
+    """Let a GradScaler unscale the gradients of a wrapped optimizer when they are reduced, and not before."""
+    unscale, step, update = scaler.unscale_, scaler.step, scaler.update
 
     def synchronize_and_unscale(optimizer: Any) -> None:
         if optimizer is wrapped and not _is_synchronized(wrapped):
             wrapped.synchronize()
         unscale(optimizer)
 
+    # If the optimizer's `step` comes after each backward pass, the scaler acts at the end of an update.
+    def step_at_end(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        passes = wrapped.micro_batches if optimizer is wrapped else None
+        if passes is None:
+            return step(optimizer, *args, **kwargs)
+        if not passes.is_last:
+            return optimizer.step(*args, **kwargs)
+        before, result = passes.rounds, step(optimizer, *args, **kwargs)
+        if passes.rounds == before:  # the scaler has skipped the step, because a gradient is not finite
+            passes.complete()
+        return result
+
+    def update_at_end(new_scale: float | torch.Tensor | None = None) -> None:
+        if wrapped.micro_batches is None or wrapped.micro_batches.made == 0:
+            update(new_scale)
+
     scaler.unscale_ = synchronize_and_unscale  # type: ignore[method-assign]
+    scaler.step, scaler.update = step_at_end, update_at_end  # type: ignore[method-assign]
 
 
 def widening(compression: Any) -> type:

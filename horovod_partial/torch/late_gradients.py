@@ -14,6 +14,7 @@ from horovod_partial.runtime.appliers import this_thread
 from horovod_partial.torch.ahead import ParametersAhead
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.round_applier import RoundApplier
+from horovod_partial.torch.wrapping import evaluate
 
 
 class Phase(Enum):
@@ -225,10 +226,7 @@ class LateGradients(RoundApplier):
             (apply or self._apply_round)(optimizer)
 
     def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         if self._set.travels:
             self._set.check_layers(optimizer)
         if self.synchronizes_in_step:

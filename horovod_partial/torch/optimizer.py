@@ -11,7 +11,7 @@ from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import Average, Sum
 
 from horovod_partial import policies
-from horovod_partial.checks import require
+from horovod_partial.checks import is_flag, require
 from horovod_partial.exchange.arguments import (
     check_compression,
     check_kinds,
@@ -26,6 +26,7 @@ from horovod_partial.settings import settings
 from horovod_partial.torch import amp, full_optimizer
 from horovod_partial.torch.bucket_set import BucketSet
 from horovod_partial.torch.late_gradients import LateGradients
+from horovod_partial.torch.micro_batches import counting_passes
 from horovod_partial.torch.model_exchange import ModelExchange
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.round_applier import RoundApplier
@@ -53,6 +54,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     grad_transform: GradTransform | None = None,
     grad_scaler: torch.amp.GradScaler | None = None,
     named_buffers: Iterable[tuple[str, torch.Tensor]] | None = None,
+    step_each_pass: bool = False,
 ) -> torch.optim.Optimizer:
     """Wrap an optimizer so that gradients are combined over the ranks before its step, or models are averaged after it.
 
@@ -86,6 +88,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             every rank skips the round; the scale changes once for each round. The `step` of a GradScaler that was not
             passed raises RuntimeError.
         named_buffers: `model.named_buffers()`, for a model policy that averages buffers.
+        step_each_pass: whether the loop calls `step` after each backward pass, as under `hvd.WorkSharing()`, where this
+            has no effect. Then every `backward_passes_per_step`-th call takes the step, the others return at once, and
+            `zero_grad` does nothing within an update. So one loop serves every policy. False is Horovod's loop.
 
     Returns:
         An instance of the optimizer's class with the methods above and `flush()`, `flushed()`, `rounds`,
@@ -123,6 +128,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     check_compression(compression)
     fits = grad_scaler is None or isinstance(grad_scaler, torch.amp.GradScaler)
     require(fits, "grad_scaler", "a torch.amp.GradScaler", grad_scaler)
+    require(is_flag(step_each_pass), "step_each_pass", "True or False", step_each_pass)
+    counted = counting_passes if step_each_pass else lambda optimizer: optimizer
     round_steps = RoundSteps(max_grad_norm, max_grad_value, grad_transform)
     if isinstance(policy, ModelPolicy):
         refuse_about_gradients(policy, arguments, uncompressed=Compression.none, average=Average)
@@ -130,7 +137,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             raise ValueError('average="buffers" needs named_buffers=model.named_buffers()')
         names = check_names(optimizer, named_parameters)
         buffers = None if named_buffers is None else list(named_buffers)
-        return wrap(
+        averaged = wrap(
             optimizer,
             lambda optimizer: ModelExchange(
                 optimizer,
@@ -142,11 +149,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             ),
             backward_passes_per_step,
         )
+        return counted(averaged)
     require(merging is None or isinstance(merging, MergedGradients), "merging", "hvd.MergedGradients(...)", merging)
     if merging is not None and groups is not None:
         raise ValueError("give merging or groups, not both: each says which gradients travel together")
     if isinstance(policy, Full) and merging is None:
-        return full_optimizer.wrap(optimizer, grad_scaler=grad_scaler, round_steps=round_steps, **horovods)
+        return counted(full_optimizer.wrap(optimizer, grad_scaler=grad_scaler, round_steps=round_steps, **horovods))
     names = check_names(optimizer, named_parameters)
     shares = isinstance(policy, WorkSharing)
     if shares and merging is not None:
@@ -180,8 +188,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if grad_scaler is not None and wrapped._exchange.unscales:
         amp.follow_rounds(grad_scaler, wrapped)
     elif grad_scaler is not None:
-        full_optimizer.synchronize_before_unscaling(grad_scaler, wrapped)
-    return wrapped
+        full_optimizer.unscale_reduced(grad_scaler, wrapped)
+    return counted(wrapped)
 
 
 def _refuse_unknown_scaler(_: torch.optim.Optimizer) -> bool:

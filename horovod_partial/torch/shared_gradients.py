@@ -15,7 +15,7 @@ from horovod_partial.runtime.appliers import Thread, this_thread
 from horovod_partial.torch.buckets import GradientFamily, MicroBatchBucket
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.round_applier import RoundApplier
-from horovod_partial.torch.wrapping import Exchange
+from horovod_partial.torch.wrapping import Exchange, evaluate
 
 
 class SharedGradients(RoundApplier):
@@ -127,10 +127,7 @@ class SharedGradients(RoundApplier):
         return any(bucket.is_begun or not bucket.missing for bucket in self.buckets)
 
     def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         self._local_steps += 1
         if not self.process_set.included():
             optimizer._base.step(optimizer)

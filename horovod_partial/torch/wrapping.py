@@ -17,6 +17,7 @@ from horovod_partial.exchange.wrapping import subclass
 from horovod_partial.merging import MergingPlan
 from horovod_partial.runtime.appliers import NO_THREAD
 from horovod_partial.runtime.tenure import Tenure
+from horovod_partial.torch.micro_batches import OwnMicroBatches
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.ownership import require_ownership, take_over
 from horovod_partial.torch.round_steps import RoundHook, RoundSteps
@@ -38,6 +39,7 @@ class Exchange:
     last_round: RoundInfo | None = None
     last_average: Any = None
     updated = 1
+    work: Any = None  # the micro-batches that ranks share; None under all policies but `hvd.WorkSharing()`
     thread = NO_THREAD  # the thread that took the last step
     _local_steps = 0  # how many steps this rank has taken
     _flushed_at = 0  # how many of these it had taken at the last flush
@@ -55,7 +57,9 @@ class Exchange:
 
     def begin(self) -> tuple[int, int]:
         """Begin a micro-batch under `hvd.WorkSharing()`, for `begin_micro_batch`. Other policies raise ValueError."""
-        raise ValueError("begin_micro_batch() is for sync=hvd.WorkSharing(): under other policies no work is shared")
+        raise ValueError(
+            "begin_micro_batch() needs sync=hvd.WorkSharing(), or step_each_pass=True, or a DynamicShardingLoader"
+        )
 
     @property
     def merging_plan(self) -> MergingPlan | None:
@@ -102,7 +106,7 @@ class Exchange:
         """Prepare for saving: wait for an average that is under way, or warn if the optimizer has not been flushed."""
 
 
-class _Methods(torch.optim.Optimizer):
+class Methods(torch.optim.Optimizer):
     """Methods that `wrap` adds to a subclass of the user's optimizer class. This class itself has no instances."""
 
     is_horovod_partial = True
@@ -114,13 +118,14 @@ class _Methods(torch.optim.Optimizer):
     # A generation of Horovod, and how many rounds this optimizer took in it before the last `add_param_group`.
     _rounds_before = (0, 0)
     backward_passes_per_step: int
+    micro_batches: OwnMicroBatches | None = None  # set if `step` comes after each backward pass without work sharing
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take the wrapped optimizer's step, after gradients have been reduced, or before models are averaged.
 
         Under a gradient policy this synchronizes, then applies each round that has ended since the last step, oldest
         first. If this rank was on time that is one round. A round without any gradient causes no step. `closure` is
-        evaluated once, before the reduction.
+        evaluated once, before the reduction. With `step_each_pass` only the last call in an update does this.
 
         Raises:
             RuntimeError: gradients were changed while they travelled, or a later wrapper has taken parameters of this one.
@@ -128,6 +133,8 @@ class _Methods(torch.optim.Optimizer):
         """
         require_ownership(self)
         self._require_process_set()
+        if self.micro_batches is not None and not self.micro_batches.complete():
+            return evaluate(closure)
         return self._exchange.step(self, closure)
 
     def synchronize(self) -> None:
@@ -174,11 +181,13 @@ class _Methods(torch.optim.Optimizer):
         self._exchange.set_passes(passes)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of all parameters, same as the user's optimizer does.
+        """Clear the gradients of all parameters, same as the user's optimizer does. With `step_each_pass` only between updates.
 
         Raises:
             AssertionError: gradients are under way; call it after `step` or `synchronize`.
         """
+        if self.micro_batches is not None and self.micro_batches.made:
+            return
         self._exchange.before_zero_grad()
         self._base.zero_grad(self, set_to_none)
 
@@ -233,25 +242,28 @@ class _Methods(torch.optim.Optimizer):
         return self._exchange.rounds + (before if generation == runtime.generation else 0)
 
     def begin_micro_batch(self) -> tuple[int, int]:
-        """Under `hvd.WorkSharing()`, return the number of the open update and of this rank's micro-batch within it.
+        """Return the number of the open update and of this rank's micro-batch within it. Needs a step after each pass.
 
         An update has `backward_passes_per_step` micro-batches for each rank. The micro-batches of rank 0 have the lowest
-        numbers, then come those of rank 1, and so on. A rank makes its own micro-batches first, then those of slower
-        ranks. `step` usually begins the next micro-batch, and this only returns its numbers. After a flush this may wait
-        until there is a micro-batch for this rank.
+        numbers, then come those of rank 1, and so on. A rank computes its own micro-batches first. Under
+        `hvd.WorkSharing()` it then computes those of slower ranks. There `step` usually begins the next micro-batch, and
+        this only returns its numbers. After a flush this may wait until there is a micro-batch for this rank.
 
         Raises:
-            ValueError: the policy is another one.
+            ValueError: the policy is another one than `hvd.WorkSharing()`, and the optimizer has no `step_each_pass`.
         """
+        if self.micro_batches is not None:
+            return self.micro_batches.rounds, self.micro_batches.begin()
         return self._exchange.begin()
 
     @property
     def updated(self) -> int:
-        """Under `hvd.WorkSharing()`, how many updates were applied between the ends of the last two calls of `step`.
+        """How many updates were applied between the ends of the last two calls of `step`.
 
-        It may be 0, and is more than 1 if other ranks made updates without this one. Under other policies it is 1.
+        Where `step` comes after each backward pass it may be 0. Under `hvd.WorkSharing()` it is more than 1 if other ranks
+        made updates without this one. Otherwise it is 1.
         """
-        return self._exchange.updated
+        return self._exchange.updated if self.micro_batches is None else self.micro_batches.updated
 
     @property
     def steps_in_round(self) -> float:
@@ -346,8 +358,16 @@ class _Methods(torch.optim.Optimizer):
         return self._exchange.synchronized
 
 
+def evaluate(closure: Callable[[], Any] | None) -> Any:
+    """Evaluate a closure that was passed to `step`. Returns its loss."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
 # The mark `hooked` keeps PyTorch from wrapping this `step`. Otherwise an optimizer's step hooks would run twice.
-_Methods.step.hooked = True  # type: ignore[attr-defined]
+Methods.step.hooked = True  # type: ignore[attr-defined]
 
 
 MakeExchange = Callable[[torch.optim.Optimizer], Exchange]
@@ -360,7 +380,7 @@ def wrap(
     exchange = make_exchange(optimizer)  # wrong arguments raise errors in this call, before anything has changed
     # Horovod's broadcast_optimizer_state takes steps without reducing if a wrapper's class has Horovod's module name.
     members["__module__"] = "horovod.torch.optimizer"
-    instance: Any = object.__new__(subclass(type(optimizer), _Methods, **members))
+    instance: Any = object.__new__(subclass(type(optimizer), Methods, **members))
     vars(instance).update(own_attributes(optimizer))
     instance._exchange = exchange
     instance._make_exchange = make_exchange
