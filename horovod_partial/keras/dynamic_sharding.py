@@ -17,7 +17,6 @@ from horovod_partial.checks import is_int, require
 from horovod_partial.data.sharding import Place, Plan, Shards
 from horovod_partial.exchange.arguments import check_sampler
 from horovod_partial.keras.backend import backend
-from horovod_partial.keras.work_sharing import shares_work
 from horovod_partial.runtime.tenure import Tenure
 
 # Keras warns if it did not know an epoch's number of batches. With work sharing it never does: ignore the warning.
@@ -25,33 +24,38 @@ warnings.filterwarnings("ignore", "Your input ran out of data", module=r"keras\.
 
 
 class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
-    """The batches that this rank makes under `hvd.WorkSharing()`: `model.fit(DynamicShardingDataset(x, y, optimizer=...))`.
+    """The batches that this rank computes, above all under `hvd.WorkSharing()`.
 
-    A batch is a micro-batch. An update has `backward_passes_per_step` micro-batches for each rank, on average. The seed,
-    the epoch, the update and the micro-batch's number decide which samples it has; the rank that makes it does not
-    matter. So an update has exactly the samples of synchronous training with this accumulation. A free rank makes
-    micro-batches of a slow one.
+    Call `model.fit(DynamicShardingDataset(x, y, optimizer=...))`. A batch is a micro-batch. An update has
+    `backward_passes_per_step` micro-batches for each rank, on average. The seed, the epoch, the update and the
+    micro-batch's number decide which samples it has; the rank that computes it does not matter. So an update has exactly
+    the samples of synchronous training with this accumulation. Under `hvd.WorkSharing()` a free rank computes
+    micro-batches of a slow one. Under other policies each rank computes its own.
 
-    An epoch ends on every rank after the same update. Ranks make different numbers of batches in it, so do not pass
-    `steps_per_epoch`, and stop, evaluate and save at the end of an epoch, or by `optimizer.rounds`. If an epoch is left
-    early, the next loop takes the rest, or all of it after Horovod restarts. All ranks must begin the same epochs.
+    An epoch ends on every rank after the same update. Under `hvd.WorkSharing()` ranks compute different numbers of batches
+    in it, so do not pass `steps_per_epoch`, and stop, evaluate and save at the end of an epoch, or by `optimizer.rounds`.
+    If an epoch is left early, the next loop takes the rest, or all of it after Horovod restarts. All ranks must begin the
+    same epochs.
 
     Your own loop takes an epoch as `for batch in dataset:`, with one step of the optimizer for each batch. Batches are
     NumPy arrays there. A dataset of `tf.data` is `dataset.get_tf_dataset()`.
 
     Args:
         x: an array with one row a sample, or a structure of such arrays (a dict or a tuple); or a
-            `keras.utils.PyDataset`: each of its items is a micro-batch then, and `batch_size` does not count.
+            `keras.utils.PyDataset`: each of its items is a micro-batch then, and `batch_size` does not count. Its
+            `on_epoch_begin` and `on_epoch_end` are called once in each epoch, on every rank.
         y: targets in the same form, or None.
         sample_weight: one number for each sample, or None.
-        optimizer: the result of `hvd.DistributedOptimizer(..., sync=hvd.WorkSharing())`.
+        optimizer: the result of `hvd.DistributedOptimizer(...)`.
         batch_size: samples in a micro-batch, 1 or more.
         shuffle: whether the samples come in another order in each epoch.
         seed: decides the order; the same on all ranks.
         drop_last: whether to leave out an incomplete last update. Otherwise it is filled with the epoch's first samples.
 
     Attributes:
-        epoch: the epoch that is under way, or comes next. Set it before `fit` to resume; on all ranks.
+        epoch: the epoch that is under way, or comes next. If the optimizer was loaded, the first epoch is the one behind
+            those that its `iterations` have made (`BackupAndRestore` goes on there). Otherwise set it before `fit` to
+            resume; on all ranks.
 
     Raises:
         ValueError: an argument is wrong.
@@ -69,8 +73,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        fits = shares_work(optimizer)
-        require(fits, "optimizer", "of hvd.DistributedOptimizer(..., sync=hvd.WorkSharing())", optimizer)
+        require(hasattr(optimizer, "_horovod"), "optimizer", "the result of hvd.DistributedOptimizer(...)", optimizer)
         self._optimizer = optimizer
         self._horovod = optimizer._horovod
         self._process_set = self._horovod.process_set
@@ -93,6 +96,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         self._seed = seed
         self.epoch = 0
         self._plan: Plan | None = None  # which samples each micro-batch of the present epoch has; None between epochs
+        self._own = 0  # without work sharing: how many of its own micro-batches of the epoch this rank has computed
         self._first = 0  # the value of `optimizer.rounds` before the first update of the present epoch
         self._tenure = Tenure(backend.runtime)  # the generation of Horovod in which the present epoch was planned
         self._loop = object()  # new for each loop over the data: a loop that finds another object is not the newest
@@ -120,23 +124,46 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         self._loop = object()
         if self._tenure.enter() or self._plan is None:
             self._plan = None
-            self._plan = self._planned()
-            self._first = state.begin_epoch(self._optimizer, self._plan.updates)
+            loaded = int(self._optimizer.iterations) - self._rounds  # iterations that were not made here
+            if self.epoch == 0 and loaded > 0:
+                self.epoch = loaded // self.updates
+            self._plan, self._own = self._planned(), 0
+            if self._items is not None:
+                self._items.on_epoch_begin()
+            if state.shares_work:
+                self._first = state.begin_epoch(self._optimizer, self._plan.updates)
         if state.sharing is not None:
             state.sharing.work.begin_before(state.end)
 
     def on_epoch_end(self) -> None:
         """End the epoch if all its updates have been applied. Keras calls this; so does a loop over this object."""
-        if self._plan is not None and self._rounds >= self._horovod.end:
-            self._plan = None
-            self.epoch += 1
-            self._horovod.progress.flushed()  # all updates have been applied: another optimizer may train the model
+        state, plan = self._horovod, self._plan
+        if plan is None or (
+            self._rounds < state.end if state.shares_work else self._own < plan.updates * len(plan.own)
+        ):
+            return
+        self._plan = None
+        self.epoch += 1
+        if self._items is not None:
+            self._items.on_epoch_end()
+        if state.shares_work:
+            state.progress.flushed()  # all updates have been applied: another optimizer may train the model
 
     @property
     def _rounds(self) -> int:
         return self._horovod.rounds(self._optimizer)
 
     def _batches(self) -> Iterator[Any]:
+        return self._shared_batches() if self._horovod.shares_work else self._own_batches()
+
+    def _own_batches(self) -> Iterator[Any]:
+        plan = self._planned()
+        while self._own < plan.updates * len(plan.own):
+            update, index = divmod(self._own, len(plan.own))
+            yield self._load(plan.indices(plan.place.update + update, plan.own[index]))
+            self._own += 1
+
+    def _shared_batches(self) -> Iterator[Any]:
         state, plan, loop = self._horovod, self._planned(), self._loop
         before = None
         try:

@@ -37,6 +37,13 @@ class Numbers(Dataset[float]):
         return float(index)
 
 
+class Augmented(Numbers):
+    """Its samples differ by epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        raise NotImplementedError
+
+
 class Training:
     """A small training, of which one rank is slow: in each of its micro-batches the others make all that are left.
 
@@ -252,6 +259,75 @@ def test_a_rank_may_stay_away(world: World) -> None:
     assert world.rank != 0 or len(training.made) <= PASSES * (UPDATES + 2 * world.size)
 
 
+# --- One loop for every policy
+
+
+@pytest.mark.parametrize("sync", ["full", "quorum:1.0", "majority", "work_sharing", "group_average:2"])
+@pytest.mark.parametrize("kind", ["loader", "own data"])
+def test_one_loop_serves_every_policy(world: World, sync: str, kind: str) -> None:
+    passes = 1 if sync == "group_average:2" else PASSES
+    inputs = torch.randn(12 * world.size * BATCH_SIZE, 3, generator=torch.Generator().manual_seed(0))
+    model = torch.nn.Linear(3, 1)
+    for parameter in model.parameters():
+        torch.nn.init.ones_(parameter)
+    scaler = None if passes == 1 else torch.amp.GradScaler("cpu", init_scale=64.0)
+    options: dict[str, Any] = {"step_each_pass": True} if kind == "own data" else {}
+    optimizer: Any = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        backward_passes_per_step=passes,
+        sync=sync,
+        grad_scaler=scaler,
+        **options,
+    )
+    schedule = hvd.follow_rounds(torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5))
+    sampler = DynamicShardingSampler(len(inputs), BATCH_SIZE, passes, seed=3)
+    data = DataLoader(Numbers(len(inputs)), batch_sampler=sampler)
+    loader = DynamicShardingLoader(data, optimizer) if kind == "loader" else data
+    seen: Counter[int] = Counter()
+    updates = 0
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for number, batch in enumerate(loader):
+            optimizer.zero_grad()
+            micro_batch_seed(optimizer)
+            seen.update(batch.int().tolist())
+            loss = model(inputs[batch.int()]).square().mean() / passes
+            (loss if scaler is None else scaler.scale(loss)).backward()
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
+            updates += optimizer.updated
+            if kind == "loader" and number == 2 and epoch == 0 and sync != "work_sharing":
+                break  # the rest of this epoch comes first in the next loop
+    optimizer.flush()
+    every_sample = sum(world.gather(seen), Counter())
+    if kind == "loader" or sync != "work_sharing":  # with its own data a slow rank uses less of it
+        assert set(every_sample) == set(range(len(inputs)))
+        assert set(every_sample.values()) == {2}
+        assert world.same(updates) == 2 * 12 // passes or sync == "work_sharing"
+    if sync in ("full", "quorum:1.0") or (sync, kind) == ("work_sharing", "loader"):
+        assert optimizer.rounds in (12, 13)  # a flush has a round, too
+        expected = torch.nn.Linear(3, 1)
+        for parameter in expected.parameters():
+            torch.nn.init.ones_(parameter)
+        alone = torch.optim.SGD(expected.parameters(), lr=0.1)
+        rates = torch.optim.lr_scheduler.StepLR(alone, 4, 0.5)
+        for epoch in range(2):
+            order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(3 + epoch))
+            for chosen in order.split(passes * world.size * BATCH_SIZE):
+                alone.zero_grad()
+                expected(inputs[chosen]).square().mean().backward()
+                alone.step()
+                rates.step()
+        close = [
+            torch.allclose(*both, atol=1e-5) for both in zip(model.parameters(), expected.parameters(), strict=True)
+        ]
+        assert all(close)
+        assert schedule.get_last_lr() == rates.get_last_lr()
+
+
 # --- One rank
 
 
@@ -311,7 +387,7 @@ def test_refuses_what_does_not_fit(world: World) -> None:
 
     def loader(**options: Any) -> DataLoader[float]:
         sampler = DynamicShardingSampler(100, 1, options.pop("passes", PASSES))
-        return DataLoader(numbers, batch_sampler=sampler, **options)
+        return DataLoader(options.pop("dataset", numbers), batch_sampler=sampler, **options)
 
     def wrap(**options: Any) -> Any:
         return hvd.DistributedOptimizer(torch.optim.SGD([training.weight], lr=0.1), **options)
@@ -328,7 +404,16 @@ def test_refuses_what_does_not_fit(world: World) -> None:
             "loader must be a DataLoader with batch_sampler",
         ),
         (DynamicShardingLoader, (loader(passes=3), wrap(**shared)), passes),
-        (DynamicShardingLoader, (loader(), wrap(sync="full")), "optimizer of DynamicShardingLoader must be"),
+        (
+            DynamicShardingLoader,
+            (loader(), torch.optim.SGD([training.weight])),
+            "optimizer of DynamicShardingLoader must",
+        ),
+        (
+            DynamicShardingLoader,
+            (loader(dataset=Augmented(100), num_workers=1, persistent_workers=True), wrap(**shared)),
+            "loader must be without persistent_workers, whose copies of the dataset get no set_epoch",
+        ),
         (DynamicShardingLoader, (loader(), stepped), "the optimizer has taken steps without a DynamicShardingLoader"),
         (micro_batch_seed, (torch.optim.SGD([training.weight], lr=0.1),), "optimizer of micro_batch_seed must be"),
         (micro_batch_seed, (training.optimizer, 1.5), "base must be an int of 64 bits"),

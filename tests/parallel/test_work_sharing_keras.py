@@ -221,8 +221,10 @@ def test_a_flush_closes_the_open_update(world: World) -> None:
     world.same(flat(model))
 
 
-def test_items_of_a_pydataset_are_micro_batches(world: World) -> None:
+@pytest.mark.parametrize("sync", ["work_sharing", "full"])
+def test_items_of_a_pydataset_are_micro_batches(world: World, sync: str) -> None:
     x, y = data(world)
+    told = []
 
     class Items(keras.utils.PyDataset):
         @property
@@ -232,11 +234,50 @@ def test_items_of_a_pydataset_are_micro_batches(world: World) -> None:
         def __getitem__(self, index: int) -> Any:
             return x[index * BATCH :][:BATCH], y[index * BATCH :][:BATCH]
 
-    optimizer = wrap(MAKERS["sgd"])
+        def on_epoch_begin(self) -> None:
+            told.append("begin")
+
+        def on_epoch_end(self) -> None:
+            told.append("end")
+
+    optimizer = wrap(MAKERS["sgd"], sync=sync)
     model = compiled(optimizer)
     model.fit(DynamicShardingDataset(Items(), optimizer=optimizer), epochs=2, verbose=0)
     assert optimizer.rounds == 2 * UPDATES
+    assert told == ["begin", "end"] * 2
     world.same(flat(model))
+
+
+@pytest.mark.parametrize("sync", ["full", "quorum:1.0"])
+def test_the_same_program_without_work_sharing(world: World, sync: str) -> None:
+    optimizer = wrap(MAKERS["sgd"], sync=sync)
+    model = compiled(optimizer)
+    dataset = DynamicShardingDataset(*data(world), optimizer=optimizer, batch_size=BATCH)
+    for _ in zip(range(3), dataset, strict=False):  # the rest of the epoch comes in the next loop
+        pass
+    assert len(list(dataset)) == UPDATES * PASSES - 2  # the third batch had no step
+    dataset.epoch = 0
+    model.fit(dataset, epochs=2, verbose=0)
+    optimizer.flush()
+    world.same(flat(model))
+    assert dataset.epoch == 2
+    assert close(weights(model), weights(reference(world, MAKERS["sgd"])))
+
+
+def test_the_data_follows_a_restored_training(world: World, tmp_path: Path) -> None:
+    folder = world.same(world.gather(str(tmp_path))[0])
+
+    def fit(epochs: int, stops: bool) -> tuple[keras.Model, DynamicShardingDataset]:
+        model, _, dataset = training(world)
+        model.build((None, 4))
+        backup = keras.callbacks.BackupAndRestore(f"{folder}/{world.rank}", delete_checkpoint=not stops)
+        model.fit(dataset, epochs=epochs, callbacks=[backup], verbose=0)
+        return model, dataset
+
+    fit(1, stops=True)
+    model, dataset = fit(2, stops=False)
+    assert dataset.epoch == 2
+    assert close(weights(model), weights(reference(world, MAKERS["sgd"])))
 
 
 @on_tensorflow
@@ -290,7 +331,7 @@ def test_an_overflow_is_skipped_by_all_ranks(world: World) -> None:
         (lambda: wrap(lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)), "not both"),
         (
             lambda: DynamicShardingDataset(np.zeros((9, 1)), optimizer=keras.optimizers.SGD(0.1)),
-            "optimizer must be of hvd.DistributedOptimizer",
+            "optimizer must be the result of hvd.DistributedOptimizer",
         ),
         (lambda: DynamicShardingDataset(np.zeros((9, 1)), np.zeros(8), optimizer=wrap()), "equally many samples"),
         (lambda: DynamicShardingDataset(np.zeros((2, 1)), optimizer=wrap(), drop_last=True), "nothing is left"),
