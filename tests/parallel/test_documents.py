@@ -55,9 +55,13 @@ def run(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     text = "\n" * (block.line - 1) + re.sub(r"^\.\.\.", "loop()", block.text, flags=re.MULTILINE)
     parts = [(block.preamble.read_text(), block.preamble)] if block.preamble else []
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    for program, file in [*parts, (text, ROOT / block.file)]:
-        exec(compile(program, str(file), "exec"), namespace)  # noqa: S102 (that it runs is what is tested)
+    # What shares work must run under other policies, too.
+    for policy in ("hvd.WorkSharing()", "hvd.Full()") if block.file == "docs/work-sharing.md" else ("",):
+        namespace: dict[str, Any] = {"__name__": "__main__"}
+        for program, file in [*parts, (text, ROOT / block.file)]:
+            chosen = program.replace("hvd.WorkSharing()", policy)
+            exec(compile(chosen, str(file), "exec"), namespace)  # noqa: S102 (that it runs is what is tested)
+        namespace.get("afterwards", lambda: None)()
 
 
 def prepare(folder: Path) -> None:
