@@ -56,7 +56,9 @@ def run(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "\n" * (block.line - 1) + re.sub(r"^\.\.\.", "loop()", block.text, flags=re.MULTILINE)
     parts = [(block.preamble.read_text(), block.preamble)] if block.preamble else []
     # What shares work must run under other policies, too.
-    for policy in ("hvd.WorkSharing()", "hvd.Full()") if block.file == "docs/work-sharing.md" else ("",):
+    for policy in (
+        ("hvd.WorkSharing()", "hvd.Full()") if block.file == "docs/work-sharing.md" else ("hvd.WorkSharing()",)
+    ):
         namespace: dict[str, Any] = {"__name__": "__main__"}
         for program, file in [*parts, (text, ROOT / block.file)]:
             chosen = program.replace("hvd.WorkSharing()", policy)
