@@ -53,7 +53,7 @@ def train(
         optimizer = torch.optim.SGD(model.parameters(), lr=digits_job.LEARNING_RATE, momentum=digits_job.MOMENTUM)
     else:
         optimizer = torch.optim.Adam(model.parameters(), lr=adam)
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), step_each_pass=True, **options)
     rate_of = lambda n: max(0.05, (1 + math.cos(math.pi * n / steps)) / 2)
     hvd.follow_rounds(torch.optim.lr_scheduler.LambdaLR(optimizer, rate_of))
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -64,9 +64,8 @@ def train(
 
     hvd.barrier()
     notes.start()
-    done = 0
-    while (optimizer.rounds if passes > 1 else done) < steps:
-        step, number = optimizer.begin_micro_batch() if passes > 1 else (done, rank)
+    while (begun := optimizer.begin_micro_batch())[0] < steps:  # one loop for all policies
+        step, number = begun
         home, part = divmod(number, passes)
         batch = drawn[home][step].chunk(passes)[part]
         harness.progress(stage, step, steps)
@@ -78,7 +77,6 @@ def train(
         notes.arrive()
         optimizer.step()
         notes.end()
-        done += 1
     optimizer.flush()
     notes.finish()
 
