@@ -11,10 +11,22 @@ from numpy.typing import NDArray
 
 Lengths = NDArray[np.float64]
 Samples = NDArray[np.int64]
-Step = list[Samples]  # for each rank, the samples of its batch
 
-# Samples of similar length change places between steps. A step may get longer by this, on average.
+# Samples of similar length change places between steps. Steps may get longer by about this share, on average.
 MIXING_COST = 0.02
+
+
+class Steps(NamedTuple):
+    """The steps of an epoch. Step k has the samples from `edges[k]` to `edges[k + 1]`, in the order of their lengths."""
+
+    samples: Samples
+    edges: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.edges) - 1
+
+    def of(self, step: int) -> Samples:
+        return self.samples[self.edges[step] : self.edges[step + 1]]
 
 
 class Cutting(NamedTuple):
@@ -26,47 +38,44 @@ class Cutting(NamedTuple):
     drop_last: bool
     longest_first: bool
 
-    def steps(self, lengths: Lengths, samples: Samples, ranks: int, draw: np.random.Generator) -> list[Step]:
+    def steps(self, lengths: Lengths, samples: Samples, ranks: int, draw: np.random.Generator) -> Steps:
         """Cut `samples` into the steps of `ranks` ranks. `lengths` has the lengths of all samples of the dataset."""
         order = draw.permutation(samples) if self.shuffle else samples
         unit = ranks * (self.batch_size or 1) if self.drop_last else ranks
         order = np.resize(order, (len(order) // unit if self.drop_last else math.ceil(len(order) / unit)) * unit)
         if len(order) == 0:
-            return []
+            return Steps(order, np.zeros(1, np.int64))
         order = order[np.argsort(lengths[order], kind="stable")]
         sizes = self._sizes(lengths[order], ranks, draw)
         if self.shuffle:
             window, limit = _windows(lengths[order[np.cumsum(sizes) - 1]], sizes, draw)
-            limits = np.repeat(limit, sizes)
             order = _mixed(order, np.repeat(window, sizes), draw)
-            sizes = sizes if self.max_tokens is None else self._sizes(limits, ranks, draw)
-        steps = np.split(order, np.cumsum(sizes)[:-1])
-        costs = np.array([len(step) * lengths[step].max() for step in steps])
-        sequence = [steps[number] for number in self._sequence(costs, draw)]
-        by_length = [step[np.argsort(lengths[step], kind="stable")] for step in sequence]
-        # In each step another rank gets the longest sample.
-        return [[step[(rank + k) % ranks :: ranks] for rank in range(ranks)] for k, step in enumerate(by_length)]
+            sizes = sizes if self.max_tokens is None else self._sizes(np.repeat(limit, sizes), ranks, draw)
+        longest = np.maximum.reduceat(lengths[order], np.cumsum(sizes) - sizes)
+        return self._in_sequence(lengths, order, sizes, self._sequence(sizes * longest, draw))
 
-    def steps_of_shards(self, shards: Sequence[Lengths], draw: np.random.Generator) -> list[Step]:
-        """Cut the samples of each rank into steps. `shards` has the lengths of each rank's own samples."""
+    def steps_of_shards(self, shards: Sequence[Lengths], rank: int, draw: np.random.Generator) -> Steps:
+        """Cut the samples of each rank into steps. `shards` has the lengths of each rank's own samples.
+
+        The result has the samples of `rank`. All ranks have the same number of steps.
+        """
         assert self.batch_size is not None
         counts = [len(lengths) for lengths in shards]
         number = math.ceil((sum(counts) / len(counts) if self.shuffle else max(counts)) / self.batch_size)
         number = min(counts) // self.batch_size if self.drop_last else number
+        if number == 0:
+            return Steps(np.zeros(0, np.int64), np.zeros(1, np.int64))
         orders = []
         for lengths in shards:
             order = draw.permutation(len(lengths)) if self.shuffle else np.arange(len(lengths))
             order = np.resize(order, number * self.batch_size)
             orders.append(order[np.argsort(lengths[order], kind="stable")])
-        if number == 0:
-            return []
+        sizes = np.full(number, self.batch_size)
         if self.shuffle:
-            sizes = np.full(number, self.batch_size)
             window, _ = _windows(_longest(shards, orders, self.batch_size), sizes, draw)
             orders = [_mixed(order, np.repeat(window, sizes), draw) for order in orders]
-        costs = _longest(shards, orders, self.batch_size)
-        batches = [order.reshape(number, self.batch_size) for order in orders]
-        return [[of_rank[step] for of_rank in batches] for step in self._sequence(costs, draw)]
+        sequence = self._sequence(_longest(shards, orders, self.batch_size), draw)
+        return self._in_sequence(shards[rank], orders[rank], sizes, sequence)
 
     def _sizes(self, lengths: Lengths, ranks: int, draw: np.random.Generator) -> NDArray[np.int64]:
         """Return how many samples each step has. `lengths` rise. A step is a part of them, the first one the shortest."""
@@ -76,30 +85,36 @@ class Cutting(NamedTuple):
             sizes = [self.batch_size * ranks] * whole
             if rest:  # any part of the samples may be the smaller step, because each of its samples weighs more
                 sizes.insert(int(draw.integers(whole + 1)) if self.shuffle else 0, rest)
-        else:
-            assert self.max_tokens is not None
-            end = len(lengths)
-            while end > 0:
-                longest = max(lengths[end - 1], self.max_tokens / len(lengths))  # samples may have the length 0
-                sizes.insert(0, min(end, ranks * int(self.max_tokens // longest)))
-                end -= sizes[0]
-        return np.array(sizes)
+            return np.array(sizes)
+        assert self.max_tokens is not None
+        end = len(lengths)
+        while end > 0:
+            longest = max(lengths[end - 1], self.max_tokens / len(lengths))  # samples may have the length 0
+            sizes.append(min(end, ranks * int(self.max_tokens // longest)))
+            end -= sizes[-1]
+        return np.array(sizes[::-1])
 
-    def _sequence(self, costs: Lengths, draw: np.random.Generator) -> list[int]:
+    def _sequence(self, costs: Lengths, draw: np.random.Generator) -> NDArray[np.int64]:
         """Return the numbers of the steps in the order in which they are taken."""
         if not self.shuffle:
-            return list(range(len(costs)))[:: -1 if self.longest_first else 1]
-        sequence: list[int] = draw.permutation(len(costs)).tolist()
+            return np.arange(len(costs))[:: -1 if self.longest_first else 1]
+        sequence = draw.permutation(len(costs))
         if self.longest_first:
-            place = sequence.index(int(costs.argmax()))
-            sequence[0], sequence[place] = sequence[place], sequence[0]
+            place = sequence.tolist().index(int(costs.argmax()))
+            sequence[[0, place]] = sequence[[place, 0]]
         return sequence
+
+    @staticmethod
+    def _in_sequence(lengths: Lengths, order: Samples, sizes: NDArray[np.int64], sequence: NDArray[np.int64]) -> Steps:
+        """Bring steps into the order in which they are taken, and the samples of each step into that of their lengths."""
+        turn = np.argsort(sequence)  # when each step is taken
+        order = order[np.lexsort((lengths[order], np.repeat(turn, sizes)))]
+        return Steps(order, np.concatenate([[0], np.cumsum(sizes[sequence])]))
 
 
 def cost_of_shards(shards: Sequence[Lengths], batch_size: int) -> float:
     """Return how much longer steps take than if all ranks shared all samples. 0.1 means 10 % longer."""
-    everything = np.sort(np.concatenate(shards))[::-1]
-    shared = everything[:: batch_size * len(shards)]
+    shared = np.sort(np.concatenate(shards))[::-1][:: batch_size * len(shards)]
     places = np.linspace(0, 1, len(shared) * batch_size)
     orders = [np.argsort(lengths)[(places * (len(lengths) - 1)).round().astype(int)] for lengths in shards]
     return float(_longest(shards, orders, batch_size).sum() / max(shared.sum(), 1e-9)) - 1
@@ -123,8 +138,8 @@ def _windows(
     """Return the window of each step, and the length of the longest sample in this window.
 
     Steps whose samples have similar lengths share a window, and exchange samples. `longest` is the length of the longest
-    sample in each step; it rises. The windows are the largest ones for which the steps take `MIXING_COST` longer at most.
-    Their edges differ between epochs.
+    sample in each step; it rises. The windows are the largest ones for which steps take `MIXING_COST` longer at most, if
+    each is as long as the longest sample of its window. The edges of the windows differ between epochs.
     """
     place = np.cumsum(np.sqrt(np.diff(longest, prepend=longest[0])))
     place /= max(place[-1], 1e-9)

@@ -73,6 +73,7 @@ _OF_OPERATIONS = [
 ]
 globals().update({name: getattr(backend.horovod, name) for name in _OF_HOROVOD})
 globals().update({name: getattr(backend.operations, name) for name in _OF_OPERATIONS})
+BalancedBatchSampler = backend.BalancedBatchSampler
 broadcast_variables = backend.broadcast_variables
 
 __all__ = [

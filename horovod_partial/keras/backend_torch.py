@@ -22,6 +22,7 @@ from horovod_partial.exchange.replicas import check_alike
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.policies import ModelPolicy, Quorum
 from horovod_partial.torch import model_operations, operations
+from horovod_partial.torch.balancing import BalancedBatchSampler
 from horovod_partial.torch.buckets import GradientBucket, GradientFamily, MicroBatchBucket, kind
 from horovod_partial.torch.elastic import run
 from horovod_partial.torch.full_optimizer import widening

@@ -17,6 +17,7 @@ from horovod_partial.checks import is_int, require
 from horovod_partial.data.sharding import Place, Plan, Shards
 from horovod_partial.exchange.arguments import check_sampler
 from horovod_partial.keras.backend import backend
+from horovod_partial.keras.steps import inner
 from horovod_partial.runtime.tenure import Tenure
 
 # Keras warns if it did not know an epoch's number of batches. With work sharing it never does: ignore the warning.
@@ -122,11 +123,11 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         require(is_int(self.epoch) and self.epoch >= 0, "epoch", "an int, 0 or more", self.epoch)
         state = self._horovod
         self._loop = object()
-        if self._tenure.enter() or self._plan is None:
+        is_new = self._tenure.enter()
+        if is_new:
+            self._agree()
+        if is_new or self._plan is None:
             self._plan = None
-            loaded = int(self._optimizer.iterations) - self._rounds  # iterations that were not made here
-            if self.epoch == 0 and loaded > 0:
-                self.epoch = loaded // self.updates
             self._plan, self._own = self._planned(), 0
             if self._items is not None:
                 self._items.on_epoch_begin()
@@ -134,6 +135,17 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
                 self._first = state.begin_epoch(self._optimizer, self._plan.updates)
         if state.sharing is not None:
             state.sharing.work.begin_before(state.end)
+
+    def _agree(self) -> None:
+        """Take the epoch behind those of a loaded optimizer, and the same on all ranks. One rank alone may have loaded."""
+        state = self._horovod
+        if self.epoch == 0 and not state.has_data:
+            self._plan = None
+            self.epoch = int(self._optimizer.iterations) // self.updates
+        state.has_data = True
+        if not backend.runtime.is_alone(self._process_set) and self._process_set.included():
+            found = backend.gather_bytes(str(self.epoch).encode(), "DynamicShardingDataset", self._process_set)
+            self.epoch = max(map(int, found))
 
     def on_epoch_end(self) -> None:
         """End the epoch if all its updates have been applied. Keras calls this; so does a loop over this object."""
@@ -160,8 +172,18 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         plan = self._planned()
         while self._own < plan.updates * len(plan.own):
             update, index = divmod(self._own, len(plan.own))
-            yield self._load(plan.indices(plan.place.update + update, plan.own[index]))
+            before = self._passes
+            try:
+                yield self._load(plan.indices(plan.place.update + update, plan.own[index]))
+            except GeneratorExit:  # the loop is left early: after the step with this batch, or before
+                self._own += int(self._passes != before)
+                raise
             self._own += 1
+
+    @property
+    def _passes(self) -> int:
+        """A number that each step of the optimizer changes."""
+        return int(inner(self._optimizer)._iterations)
 
     def _shared_batches(self) -> Iterator[Any]:
         state, plan, loop = self._horovod, self._planned(), self._loop

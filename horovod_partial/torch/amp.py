@@ -32,7 +32,7 @@ def _take_over(scaler: torch.amp.GradScaler, followers: Followers) -> None:
     def unscale_(optimizer: Any) -> None:
         if optimizer not in followers:
             unscale(optimizer)
-        elif not optimizer._exchange.synchronized:
+        elif not optimizer._exchange.synchronized and optimizer.ends_update:
             optimizer.synchronize()
 
     def step_(optimizer: Any, *args: Any, **kwargs: Any) -> Any:

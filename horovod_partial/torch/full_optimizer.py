@@ -66,8 +66,11 @@ def wrap(
 
     def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         require_ownership(self)
-        if self.micro_batches is not None and not self.micro_batches.complete():
-            return evaluate(closure)
+        loss = None
+        if self.micro_batches is not None:
+            loss, closure = evaluate(closure), None  # before the pass counts: a closure may clear gradients, or fail
+            if not self.micro_batches.complete():
+                return loss
         if closure is None or takes_closures or not self._should_synchronize:
             if round_steps.changes_gradients and self._should_synchronize and not _is_synchronized(self):
                 self.synchronize()
@@ -82,10 +85,12 @@ def wrap(
             self._synchronized = False
         self._rounds += 1
         round_steps.after(self)
-        return result
+        return result if loss is None else loss
 
     def synchronize(self: Any) -> None:
         require_ownership(self)
+        if self.micro_batches is not None and self.micro_batches.made:
+            self.micro_batches.require_last()
         horovod_synchronize(self)
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
@@ -97,8 +102,10 @@ def wrap(
 
     horovod_set_passes = cls.set_backward_passes_per_step
 
-    def set_backward_passes_per_step(self: torch.optim.Optimizer, passes: int) -> None:
+    def set_backward_passes_per_step(self: Any, passes: int) -> None:
         require_count("passes", passes, 1)
+        if self.micro_batches is not None:
+            self.micro_batches.check(passes)
         horovod_set_passes(self, passes)
 
     def add_param_group(self: Any, param_group: dict[str, Any]) -> None:
@@ -123,7 +130,11 @@ def wrap(
     cls.rounds = property(lambda self: self._rounds, doc="Steps taken: under `Full` every step is a round.")
     cls.steps_in_round = 1.0
     cls.micro_batches, cls._exchange = None, Exchange()  # Horovod exchanges the gradients
-    cls.updated, cls.begin_micro_batch = Methods.updated, Methods.begin_micro_batch
+    cls.updated, cls.ends_update, cls.begin_micro_batch = (
+        Methods.updated,
+        Methods.ends_update,
+        Methods.begin_micro_batch,
+    )
     cls.merging_plan = cls.last_round = cls.last_average = None  # `Full` has no merging plan, and averages no models
     cls.__reduce__ = lambda self: unwrapped(self, base)
     wrapped._rounds = 0
@@ -195,10 +206,10 @@ def _refuse_scaler_of_local_gradients(optimizer: Any) -> bool:
     """Return False as the optimizer's property `_step_supports_amp_scaling`, which `GradScaler.step` reads.
 
     False means that the GradScaler itself must unscale gradients and skip steps. Raises RuntimeError if gradients are
-    still being reduced: the GradScaler would then look at the gradients of this rank alone, and each rank would skip
+    still being reduced, or `step` comes after each pass: the GradScaler would then look at the gradients of this rank alone, and each rank would skip
     steps by itself.
     """
-    if optimizer._handles:
+    if optimizer._handles or optimizer.micro_batches is not None:
         raise RuntimeError(
             "a GradScaler steps an optimizer that was wrapped without it, while gradients are under way: each rank would skip "
             "steps by itself. Pass it: hvd.DistributedOptimizer(..., grad_scaler=scaler), or call optimizer.synchronize() first"
@@ -211,6 +222,8 @@ def unscale_reduced(scaler: torch.amp.GradScaler, wrapped: Any) -> None:
     unscale, step, update = scaler.unscale_, scaler.step, scaler.update
 
     def synchronize_and_unscale(optimizer: Any) -> None:
+        if optimizer is wrapped and not wrapped.ends_update:
+            return
         if optimizer is wrapped and not _is_synchronized(wrapped):
             wrapped.synchronize()
         unscale(optimizer)
@@ -220,7 +233,7 @@ def unscale_reduced(scaler: torch.amp.GradScaler, wrapped: Any) -> None:
         passes = wrapped.micro_batches if optimizer is wrapped else None
         if passes is None:
             return step(optimizer, *args, **kwargs)
-        if not passes.is_last:
+        if not optimizer.ends_update:
             return optimizer.step(*args, **kwargs)
         before, result = passes.rounds, step(optimizer, *args, **kwargs)
         if passes.rounds == before:  # the scaler has skipped the step, because a gradient is not finite

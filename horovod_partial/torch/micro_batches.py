@@ -6,6 +6,7 @@ import weakref
 from typing import Any
 
 from horovod_partial.runtime.tenure import Tenure
+from horovod_partial.torch.operations import runtime
 
 
 class OwnMicroBatches:
@@ -16,23 +17,38 @@ class OwnMicroBatches:
     `horovod_partial.exchange.work_sharing.SharedWork`, as far as a `DynamicShardingLoader` needs it.
 
     `begun` is the number, within its update, of the micro-batch that a loader has begun, and None if there is none.
-    `rounds` is the number of updates, and `updated` how many of them the last call of `step` made: 0 or 1.
+    `rounds` is the number of updates since the last `hvd.init()`. `updated` tells how many of them the last call of `step`
+    made: 0 or 1. If `begins_in_step` is False, a `DynamicShardingLoader` begins the micro-batches.
     """
 
     begins_in_step = True
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = weakref.ref(optimizer)
+        self._tenure = Tenure(runtime)
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Begin with the first micro-batch of the first update."""
         self.begun: int | None = None
-        self.rounds = 0
         self.updated = 0
         self.made = 0  # the number of micro-batches of the open update for which `step` has been called
+        self._rounds = 0
+
+    def _enter(self) -> None:
+        if self._tenure.enter():  # in an elastic job, all ranks begin anew
+            self.begin_anew()
+
+    @property
+    def rounds(self) -> int:
+        return self._rounds if self._tenure.is_current else 0
 
     def complete(self) -> bool:
         """Record that `step` was called. Returns whether this call ends the update."""
+        self._enter()
         self.begun, self.updated = None, int(self.is_last)
         self.made = 0 if self.is_last else self.made + 1
-        self.rounds += self.updated
+        self._rounds += self.updated
         return self.made == 0
 
     @property
@@ -43,8 +59,10 @@ class OwnMicroBatches:
 
     def begin(self) -> int:
         """Return the number of the micro-batch that comes next. The numbers of rank 0 come first, then those of rank 1."""
+        self._enter()
         optimizer: Any = self._optimizer()
-        self.begun = (optimizer.process_set.rank() or 0) * optimizer.backward_passes_per_step + self.made
+        rank = optimizer.process_set.rank() if optimizer.process_set.included() else 0
+        self.begun = rank * optimizer.backward_passes_per_step + self.made
         return self.begun
 
     def begin_before(self, rounds: float) -> int | None:
@@ -55,9 +73,24 @@ class OwnMicroBatches:
         """Forget the begun micro-batch: no other rank computes it, so this rank begins it again."""
         self.begun = None
 
-    def rounds_of(self, generation: Tenure) -> int:
-        """Return the number of updates: these counts go on when Horovod begins anew."""
-        return self.rounds
+    def rounds_of(self, generation: Tenure) -> int | None:
+        """Return how many updates were made after the `init` that `generation` stands for, or None after another one."""
+        return self._rounds if self._tenure.is_that_of(generation) else None
+
+    def require_last(self) -> None:
+        """Raise RuntimeError within an update, whose gradients are not complete."""
+        if not self.is_last:
+            raise RuntimeError(
+                "synchronize() came within an update: its gradients are complete after its last backward pass"
+            )
+
+    def check(self, passes: int) -> None:
+        """Raise ValueError if the number of micro-batches in an update must not change to `passes`."""
+        optimizer: Any = self._optimizer()
+        if passes != optimizer.backward_passes_per_step and (self.made or not self.begins_in_step):
+            raise ValueError(
+                "backward_passes_per_step cannot change within an update, or under a DynamicShardingLoader"
+            )
 
 
 def counting_passes(optimizer: Any) -> Any:

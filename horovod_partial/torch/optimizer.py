@@ -149,6 +149,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             ),
             backward_passes_per_step,
         )
+        if grad_scaler is not None:
+            full_optimizer.unscale_reduced(grad_scaler, averaged)
         return counted(averaged)
     require(merging is None or isinstance(merging, MergedGradients), "merging", "hvd.MergedGradients(...)", merging)
     if merging is not None and groups is not None:

@@ -133,9 +133,12 @@ class Methods(torch.optim.Optimizer):
         """
         require_ownership(self)
         self._require_process_set()
-        if self.micro_batches is not None and not self.micro_batches.complete():
-            return evaluate(closure)
-        return self._exchange.step(self, closure)
+        if self.micro_batches is None:
+            return self._exchange.step(self, closure)
+        loss = evaluate(closure)  # before the pass counts, because a closure may clear gradients, or fail
+        if self.micro_batches.complete():
+            self._exchange.step(self, None)
+        return loss
 
     def synchronize(self) -> None:
         """Wait until every bucket has its result.
@@ -150,6 +153,8 @@ class Methods(torch.optim.Optimizer):
             RuntimeError: gradients were changed while they travelled, or a later wrapper has taken parameters of this one.
         """
         require_ownership(self)
+        if self.micro_batches is not None:
+            self.micro_batches.require_last()
         self._exchange.synchronize()
 
     def register_round_hook(self, hook: RoundHook, state: Any = None) -> RemovableHandle:
@@ -177,6 +182,8 @@ class Methods(torch.optim.Optimizer):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Set how many backward passes accumulate before a step, same as in Horovod."""
         require_count("passes", passes, 1)
+        if self.micro_batches is not None:
+            self.micro_batches.check(passes)
         self.backward_passes_per_step = passes
         self._exchange.set_passes(passes)
 
@@ -255,6 +262,11 @@ class Methods(torch.optim.Optimizer):
         if self.micro_batches is not None:
             return self.micro_batches.rounds, self.micro_batches.begin()
         return self._exchange.begin()
+
+    @property
+    def ends_update(self) -> bool:
+        """Whether the next call of `step` ends an update."""
+        return self.micro_batches is None or self.micro_batches.is_last
 
     @property
     def updated(self) -> int:
@@ -337,6 +349,8 @@ class Methods(torch.optim.Optimizer):
         """
         self._require_process_set()
         self._exchange.forget()
+        if self.micro_batches is not None:
+            self.micro_batches.made = 0
         state, groups = self.state, self.param_groups  # keep the objects that the user's optimizer and schedulers use
         self._base.load_state_dict(self, state_dict)
         state.clear()

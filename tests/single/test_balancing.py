@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pickle
 import warnings
 from collections import Counter
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from horovod.common.process_sets import ProcessSet
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -24,7 +26,7 @@ class Sampler(hvd.BalancedBatchSampler):
     """One of several ranks that have all passed the same."""
 
     @staticmethod
-    def _gather(data: bytes, name: str, process_set: Ranks) -> list[bytes]:
+    def _gather(data: bytes, name: str, process_set: ProcessSet) -> list[bytes]:
         return [data] * process_set.size()
 
 
@@ -170,6 +172,7 @@ def test_a_state_counts_only_what_was_recorded() -> None:
         next(batches)
     assert sampler.state_dict() == {"epoch": 0, "done": []}
     sampler.record_batch(1)
+    sampler._process_set = Ranks(3)  # Horovod begins anew with other ranks before the state is saved
     assert sampler.state_dict() == {"epoch": 0, "done": [[2, 2]]}
     sampler.set_epoch(1)
     assert sampler.state_dict() == {"epoch": 1, "done": []}
@@ -183,18 +186,16 @@ def test_a_state_of_something_else_is_refused(state: Any) -> None:
         samplers(range(40), 2, 2)[0].load_state_dict(state)
 
 
-def test_an_epoch_that_begins_again_is_told_once() -> None:
+def test_an_epoch_that_begins_again_is_told() -> None:
     sampler = samplers(range(40), 2, 2)[0]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        next(iter(sampler))  # a look at the first batch
         for epoch in range(3):
             sampler.sampler.set_epoch(epoch)  # as Lightning does
             list(sampler)
         list(samplers(range(40), 2, 2, shuffle=False)[0])
     with pytest.warns(UserWarning, match=r"a loop begins epoch 2 again, .* call BalancedBatchSampler.set_epoch"):
-        list(sampler)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
         list(sampler)
 
 
@@ -212,6 +213,13 @@ def test_epochs_and_seeds_differ_and_repeat() -> None:
     assert epoch_of(lengths, 2, 2, 1) == epoch_of(lengths, 2, 2, 1)
     assert epoch_of(lengths, 2, 2, 1) != epoch_of(lengths, 2, 2, 2)
     assert epoch_of(lengths, 2, 2, seed=1) != epoch_of(lengths, 2, 2, seed=2)
+
+
+def test_many_samples_take_little_time_and_memory() -> None:
+    sampler = Sampler(np.random.default_rng(0).uniform(1, 100, 1_000_000), max_tokens=200, process_set=Ranks(512))
+    batches = list(pickle.loads(pickle.dumps(sampler)))
+    assert len(batches) == len(sampler)
+    assert sampler.mean_batch_size == pytest.approx(1_000_000 / 512 / len(batches), rel=1e-3)
 
 
 def test_a_data_loader_takes_it() -> None:
@@ -236,7 +244,7 @@ def test_a_data_loader_takes_it() -> None:
         ("drop_last", None, "drop_last must be True or False"),
         ("process_set", 0, "process_set must be a process set"),
         ("batch_size", None, "batch_size must be an int, 1 or more"),
-        ("max_tokens", 8, "max_tokens must be without batch_size and sharded"),
+        ("max_tokens", 8, "give batch_size or max_tokens, not both"),
         ("longest_first", 2, "longest_first must be True or False"),
     ],
 )
