@@ -80,7 +80,9 @@ def test_keras(job: Job, folder: Path, module: str) -> None:
 def test_legacy_keras_is_left_to_horovod(job: Job) -> None:
     """Under `Full` nothing of the optimizer is ours."""
     assert job.run("stock_legacy_keras", runner=RUN_FULL) == 0, job.output()
-    modules = "horovod._keras horovod.tensorflow.keras horovod.tensorflow.keras.callbacks horovod_partial.runtime.runtime"
+    modules = (
+        "horovod._keras horovod.tensorflow.keras horovod.tensorflow.keras.callbacks horovod_partial.runtime.runtime"
+    )
     assert job.notes("made") == dict.fromkeys(range(job.setup.ranks), modules)
     assert job.run("stock_legacy_keras", runner=RUN) == 0, job.output()
     assert " horovod_partial.keras.optimizer horovod_partial.keras.callbacks " in job.notes("made")[0]
