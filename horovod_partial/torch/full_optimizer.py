@@ -206,8 +206,8 @@ def _refuse_scaler_of_local_gradients(optimizer: Any) -> bool:
     """Return False as the optimizer's property `_step_supports_amp_scaling`, which `GradScaler.step` reads.
 
     False means that the GradScaler itself must unscale gradients and skip steps. Raises RuntimeError if gradients are
-    still being reduced, or `step` comes after each pass: the GradScaler would then look at the gradients of this rank alone, and each rank would skip
-    steps by itself.
+    still being reduced, or if `step` comes after each pass: the GradScaler would then look at the gradients of this rank
+    alone, and each rank would skip steps by itself.
     """
     if optimizer._handles or optimizer.micro_batches is not None:
         raise RuntimeError(
