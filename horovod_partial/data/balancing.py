@@ -199,7 +199,7 @@ class BalancedBatchSampler:
         rank, ranks = self._process_set.rank(), self._process_set.size()
         steps = self._steps(start)
         for number in range(self._taken(start), len(steps)):
-            while self._found:
+            while self._found:  # the thread that compares adds to this list
                 self._check(self._found.pop())
             step = steps.of(number)  # in each step, another rank gets the longest sample
             yield (step if self._sharded else step[(rank + number) % ranks :: ranks]).tolist()

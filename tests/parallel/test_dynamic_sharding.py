@@ -328,6 +328,48 @@ def test_one_loop_serves_every_policy(world: World, sync: str, kind: str) -> Non
         assert schedule.get_last_lr() == rates.get_last_lr()
 
 
+@alone
+@pytest.mark.parametrize("sync", ["full", "quorum:1.0", "group_average:2"])
+@pytest.mark.parametrize("kind", ["closure", "unscaled", "overflow"])
+def test_steps_within_an_update(world: World, sync: str, kind: str) -> None:
+    """The gradients of four passes are 1, 10, 100 and 1000, and all of them count."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    scaler = None if kind == "closure" else torch.amp.GradScaler("cpu", init_scale=8.0)
+    optimizer: Any = hvd.DistributedOptimizer(
+        torch.optim.SGD([weight], lr=1.0),
+        backward_passes_per_step=4,
+        sync=sync,
+        grad_scaler=scaler,
+        step_each_pass=True,
+    )
+    for update in range(2):
+        for number in range(4):
+            loss = (weight * 10.0**number).sum()
+            loss = loss * float("inf") if (kind, update, number) == ("overflow", 0, 1) else loss
+
+            def closure(loss: torch.Tensor = loss) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss.backward()
+                return loss
+
+            if scaler is None:
+                assert optimizer.step(closure) is loss
+            else:
+                optimizer.zero_grad()
+                scaler.scale(loss).backward()
+                scaler.unscale_(optimizer) if kind == "unscaled" else None
+                scaler.step(optimizer)
+                scaler.update()
+            assert optimizer.updated == (number == 3)
+            if number == 1:
+                with pytest.raises(RuntimeError, match="within an update"):
+                    optimizer.synchronize()
+                with pytest.raises(ValueError, match="cannot change within an update"):
+                    optimizer.set_backward_passes_per_step(2)
+    assert weight.item() == (-1111 if kind == "overflow" else -2222)
+    assert optimizer.rounds == 2 or (sync, kind) == ("quorum:1.0", "overflow")
+
+
 # --- One rank
 
 
