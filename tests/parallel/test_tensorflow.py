@@ -1,7 +1,6 @@
 """Partial collectives of TensorFlow's tensors: in eager code, in graphs, after saving; their arguments and errors."""
 
 from __future__ import itertools
-import annotations
 
 import importlib
 import random
@@ -896,8 +895,12 @@ def test_a_dataset_of_balanced_batches(world: World) -> None:
     assert epochs == [set(range(samples))] * 2
     other = hvd.BalancedBatchSampler(range(world.rank, world.rank + 40), 5)
     wrong = tf.data.Dataset.from_generator(lambda: other, output_signature=tf.TensorSpec((None,), tf.int64))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="with other lengths or arguments than rank 0"):
+
+    def train() -> None:
         for epoch in itertools.count():
             other.set_epoch(epoch)
             for _ in wrong:
                 time.sleep(0.01)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="with other lengths or arguments than rank 0"):
+        train()
