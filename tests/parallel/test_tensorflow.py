@@ -1,8 +1,9 @@
 """Partial collectives of TensorFlow's tensors: in eager code, in graphs, after saving; their arguments and errors."""
 
-from __future__ import itertools
+from __future__ import annotations
 
 import importlib
+import itertools
 import random
 import sys
 import time
