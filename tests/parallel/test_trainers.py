@@ -150,7 +150,7 @@ def test_lightning_shows_each_epoch_other_batches(world: World, lightning_loop: 
             return super().training_step(batch[:2], number)
 
     data = [(*sample, number) for number, sample in enumerate(zip(*next(iter(lightning_loop.batches(1))), strict=True))]
-    sampler = hvd.BalancedBatchSampler(range(len(data)), 4)
+    sampler = hvd.BalancedBatchSampler([1] * len(data), 4)
     trainer = make_trainer(lightning_loop, 2, enable_checkpointing=False, use_distributed_sampler=False)
     trainer.fit(Watched("majority"), torch.utils.data.DataLoader(data, batch_sampler=sampler))
     assert sampler.epoch == 1
@@ -160,7 +160,7 @@ def test_lightning_shows_each_epoch_other_batches(world: World, lightning_loop: 
 
 def test_accelerate_shows_each_epoch_other_batches(world: World) -> None:
     accelerate = pytest.importorskip("accelerate", reason="Accelerate is not installed", exc_type=ImportError)
-    sampler = hvd.BalancedBatchSampler(range(40 * world.size), 4)
+    sampler = hvd.BalancedBatchSampler([1] * (40 * world.size), 4)
     data = torch.utils.data.DataLoader(range(40 * world.size), batch_sampler=sampler)
     loader = accelerate.Accelerator(device_placement=False).prepare(data)
     seen = []
