@@ -54,9 +54,9 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         drop_last: whether to leave out an incomplete last update. Otherwise it is filled with the epoch's first samples.
 
     Attributes:
-        epoch: the epoch that is under way, or comes next. If the optimizer was loaded, the first epoch is the one behind
-            those that its `iterations` have made (`BackupAndRestore` goes on there). Otherwise set it before `fit` to
-            resume; on all ranks.
+        epoch: the epoch that is under way, or comes next. If all ranks have loaded the optimizer, the first epoch is the
+            one behind those that its `iterations` have made, as after `BackupAndRestore`. Otherwise set it before `fit`
+            to resume, on all ranks.
 
     Raises:
         ValueError: an argument is wrong.
@@ -123,29 +123,21 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         require(is_int(self.epoch) and self.epoch >= 0, "epoch", "an int, 0 or more", self.epoch)
         state = self._horovod
         self._loop = object()
-        is_new = self._tenure.enter()
-        if is_new:
-            self._agree()
-        if is_new or self._plan is None:
+        if self._tenure.enter() or self._plan is None:
             self._plan = None
             self._plan, self._own = self._planned(), 0
             if self._items is not None:
                 self._items.on_epoch_begin()
             if state.shares_work:
                 self._first = state.begin_epoch(self._optimizer, self._plan.updates)
+        # Keras may take a first batch, to build the optimizer, before it loads a state. So look again in the next loop.
+        made = self._rounds - self._first if state.shares_work else self._own
+        if self.epoch == 0 and made == 0 and not state.has_data:
+            self.epoch = int(self._optimizer.iterations) // self._plan.updates
+            self._plan = None
+            self._plan = self._planned()
         if state.sharing is not None:
             state.sharing.work.begin_before(state.end)
-
-    def _agree(self) -> None:
-        """Take the epoch behind those of a loaded optimizer, and the same on all ranks. One rank alone may have loaded."""
-        state = self._horovod
-        if self.epoch == 0 and not state.has_data:
-            self._plan = None
-            self.epoch = int(self._optimizer.iterations) // self.updates
-        state.has_data = True
-        if not backend.runtime.is_alone(self._process_set) and self._process_set.included():
-            found = backend.gather_bytes(str(self.epoch).encode(), "DynamicShardingDataset", self._process_set)
-            self.epoch = max(map(int, found))
 
     def on_epoch_end(self) -> None:
         """End the epoch if all its updates have been applied. Keras calls this; so does a loop over this object."""
@@ -156,6 +148,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
             return
         self._plan = None
         self.epoch += 1
+        state.has_data = True
         if self._items is not None:
             self._items.on_epoch_end()
         if state.shares_work:
