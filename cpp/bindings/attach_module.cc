@@ -76,22 +76,23 @@ Round LostInAll(FamilyHandle& family) {
   return family.disturbed + lost(family);
 }
 
-// After this time, a thread that waits takes any round that its optimizer has missed. The wait may depend on the round:
-// other ranks may wait for this rank in a collective of a round hook.
+// After this time, a thread that waits takes any round of an optimizer whose round hooks may wait. The wait may depend
+// on the round: other ranks may wait for this rank in a collective of such a hook.
 constexpr std::chrono::seconds kLongWait(1);
 
 // While an object of this class lives, the thread that steps an optimizer waits for something else, and takes results
 // of the optimizer's buckets meanwhile. The thread has waited since `since`.
 class DrainedFamily {
  public:
-  DrainedFamily(std::shared_ptr<Session> session, Family family, Time since)
-      : session_(std::move(session)), family_(std::move(family)), since_(since) {
+  DrainedFamily(std::shared_ptr<Session> session, Family family, Time since, bool hooks_wait)
+      : session_(std::move(session)), family_(std::move(family)), since_(since), hooks_wait_(hooks_wait) {
     if (session_ != nullptr) draining_.emplace(session_->engine().FindAll(family_));
   }
   bool IsDue() const {
     if (session_ == nullptr) return false;
     const Families& families = session_->engine().families();
-    return Now() - since_ < kLongWait ? families.IsNearlyFull(family_) : families.HasRound(family_);
+    const bool takes_any = hooks_wait_ && Now() - since_ >= kLongWait;
+    return takes_any ? families.HasRound(family_) : families.IsNearlyFull(family_);
   }
   void End() { draining_.reset(); }
 
@@ -99,14 +100,15 @@ class DrainedFamily {
   const std::shared_ptr<Session> session_;
   const Family family_;
   const Time since_;
+  const bool hooks_wait_;
   std::optional<Draining> draining_;
 };
 
-std::unique_ptr<DrainedFamily> Drain(const FamilyHandle& family, double waited) {
+std::unique_ptr<DrainedFamily> Drain(const FamilyHandle& family, double waited, bool hooks_wait) {
   const std::int32_t number = family.number();
   py::gil_scoped_release release;
   const Time since = Now() - std::chrono::duration_cast<Time>(std::chrono::duration<double>(waited));
-  return std::make_unique<DrainedFamily>(attach::FindSession(family.library, number), family.names, since);
+  return std::make_unique<DrainedFamily>(attach::FindSession(family.library, number), family.names, since, hooks_wait);
 }
 
 using Drainings = std::vector<const DrainedFamily*>;
@@ -358,7 +360,7 @@ PYBIND11_MODULE(_attach, m) {
       .def("clear", IfThere(+[](Engine& engine, Names names) { engine.families().Clear(names); }))
       .def("catch_up", IfThere(+[](Engine& engine, Names names, int to) { return engine.CatchUp(names.at(0), to); }),
            py::arg("iteration"))
-      .def("drain", &Drain, py::arg("waited"))
+      .def("drain", &Drain, py::arg("waited"), py::arg("hooks_wait"))
       .def("next_micro_batch", &NextMicroBatch, py::arg("begins"), py::arg("waits"), py::arg("drainings"))
       .def("return_micro_batch", IfThere(+[](Engine& engine, Names names) { engine.sharing().Return(names.at(0)); }));
 

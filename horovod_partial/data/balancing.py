@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from horovod_partial.exchange.arguments import check_sampler
 from horovod_partial.runtime.runtime import Runtime
 
 UNLIKE = 0.15  # if the ranks' own samples make steps longer by this share, a warning says so
+
+_numbers = itertools.count()
 
 Place = tuple[tuple[int, int], ...]  # what is done of an epoch: numbers of ranks, and how many steps these have taken
 
@@ -104,6 +107,7 @@ class BalancedBatchSampler:
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.epoch = 0
+        self._name = f"BalancedBatchSampler.{next(_numbers)}"  # all ranks make their samplers in the same order
         self._seed = seed
         self._sharded = sharded
         self._process_set = process_set
@@ -130,7 +134,7 @@ class BalancedBatchSampler:
     def mean_batch_size(self) -> float:
         """How many samples a batch of this epoch has on average."""
         steps = self._steps(self._start)
-        return len(steps.samples) / (len(steps) * (1 if self._sharded else self._process_set.size()))
+        return len(steps.samples) / (max(len(steps), 1) * (1 if self._sharded else self._process_set.size()))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next loop; call it on all ranks. Without this call each loop has the same order.
@@ -186,7 +190,7 @@ class BalancedBatchSampler:
             self._meet()
         elif self._compared != self._runtime.generation:
             self._compared = self._runtime.generation
-            threading.Thread(target=self._compare, daemon=True).start()
+            threading.Thread(target=self._compare_apart, daemon=True).start()
         if not self._is_set:
             self._start = ()
             if self._cutting.shuffle:
@@ -211,8 +215,11 @@ class BalancedBatchSampler:
         alike = repr((self._seed, self._sharded, self._cutting)).encode() + (b"" if self._sharded else lengths)
         own = hashlib.blake2b(alike, digest_size=_DIGEST).digest() + (lengths if self._sharded else b"")
         alone = self._process_set.size() == 1
+        self._found.append([own] if alone else self._gather(own, self._name, self._process_set))
+
+    def _compare_apart(self) -> None:
         with contextlib.suppress(HorovodInternalError):  # Horovod ends, or begins anew
-            self._found.append([own] if alone else self._gather(own, "BalancedBatchSampler", self._process_set))
+            self._compare()
 
     def _check(self, found: list[bytes]) -> None:
         """Raise ValueError if ranks differ in what must be alike."""
@@ -233,7 +240,7 @@ class BalancedBatchSampler:
         (found,) = self._found
         self._found.clear()
         self._check(found)
-        self._compared = self._runtime.generation
+        self._compared, self._planned = self._runtime.generation, None
         self._shards = [np.frombuffer(part[_DIGEST:], dtype=np.float64) for part in found]
         assert self.batch_size is not None
         cost = cost_of_shards(self._shards, self.batch_size)

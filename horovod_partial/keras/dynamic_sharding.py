@@ -95,9 +95,11 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         self._shards.check(seed, backend.runtime.size_of(self._process_set))
         self._shuffle = shuffle
         self._seed = seed
-        self.epoch = 0
+        self._epoch = 0
+        self._guesses = True  # whether the user has not set `epoch`
         self._plan: Plan | None = None  # which samples each micro-batch of the present epoch has; None between epochs
         self._own = 0  # without work sharing: how many of its own micro-batches of the epoch this rank has computed
+        self._open: int | None = None  # `_passes` when a loop yielded a batch, until this batch is counted; or None
         self._first = 0  # the value of `optimizer.rounds` before the first update of the present epoch
         self._tenure = Tenure(backend.runtime)  # the generation of Horovod in which the present epoch was planned
         self._loop = object()  # new for each loop over the data: a loop that finds another object is not the newest
@@ -105,6 +107,14 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
     def _order(self, epoch: int) -> npt.NDArray[Any]:
         samples = self._shards.samples
         return np.random.default_rng([self._seed, epoch]).permutation(samples) if self._shuffle else np.arange(samples)
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._epoch, self._guesses = epoch, False
 
     @property
     def updates(self) -> int:
@@ -123,6 +133,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         require(is_int(self.epoch) and self.epoch >= 0, "epoch", "an int, 0 or more", self.epoch)
         state = self._horovod
         self._loop = object()
+        self._settle()
         if self._tenure.enter() or self._plan is None:
             self._plan = None
             self._plan, self._own = self._planned(), 0
@@ -132,8 +143,8 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
                 self._first = state.begin_epoch(self._optimizer, self._plan.updates)
         # Keras may take a first batch, to build the optimizer, before it loads a state. So look again in the next loop.
         made = self._rounds - self._first if state.shares_work else self._own
-        if self.epoch == 0 and made == 0 and not state.has_data:
-            self.epoch = int(self._optimizer.iterations) // self._plan.updates
+        if self._guesses and made == 0 and not state.has_data:
+            self._epoch = int(self._optimizer.iterations) // self._plan.updates
             self._plan = None
             self._plan = self._planned()
         if state.sharing is not None:
@@ -141,14 +152,14 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
 
     def on_epoch_end(self) -> None:
         """End the epoch if all its updates have been applied. Keras calls this; so does a loop over this object."""
+        self._settle()
         state, plan = self._horovod, self._plan
         if plan is None or (
             self._rounds < state.end if state.shares_work else self._own < plan.updates * len(plan.own)
         ):
             return
         self._plan = None
-        self.epoch += 1
-        state.has_data = True
+        self._epoch += 1
         if self._items is not None:
             self._items.on_epoch_end()
         if state.shares_work:
@@ -165,13 +176,16 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         plan = self._planned()
         while self._own < plan.updates * len(plan.own):
             update, index = divmod(self._own, len(plan.own))
-            before = self._passes
-            try:
-                yield self._load(plan.indices(plan.place.update + update, plan.own[index]))
-            except GeneratorExit:  # the loop is left early: after the step with this batch, or before
-                self._own += int(self._passes != before)
-                raise
-            self._own += 1
+            self._open = self._passes
+            yield self._load(plan.indices(plan.place.update + update, plan.own[index]))
+            self._horovod.has_data = True
+            self._own += self._open is not None
+            self._open = None
+
+    def _settle(self) -> None:
+        """Count the last batch of a loop that was left early, if a step was taken with it."""
+        self._own += self._open is not None and self._passes != self._open
+        self._open = None
 
     @property
     def _passes(self) -> int:
@@ -200,6 +214,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
                 if sharing is not None:
                     sharing.loaded = before
                 yield self._load(plan.indices(rounds - self._first, number))
+                state.has_data = True
         finally:
             # Only the newest loop over the data lets other ranks compute the micro-batch that this rank has begun.
             if state.sharing is not None and self._loop is loop:

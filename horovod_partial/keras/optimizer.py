@@ -200,7 +200,7 @@ class _State:
     ) -> None:
         self.process_set: ProcessSet = arguments["process_set"]
         self.passes = passes  # under `WorkSharing`: the number of micro-batches per rank in an update
-        self.has_data = False  # whether a `DynamicShardingDataset` has ended an epoch with this optimizer
+        self.has_data = False  # whether a step was taken with a batch of a `DynamicShardingDataset`
         self.end = math.inf  # under `WorkSharing`: no micro-batch begins after this many updates
         self._epochs = Tenure(backend.runtime)  # remembers after which `hvd.init()` `end` was set
         # Sets the learning rate of each round; None without replay and without `WorkSharing`.

@@ -68,8 +68,11 @@ class AheadApplier(Applier, Protocol):
     """An `Applier` that can apply rounds to a copy of the model, while the program waits for something else.
 
     `applies_ahead` says whether `apply_ahead` may be called now. `is_ahead` says whether the copy contains rounds that
-    the model lacks.
+    the model lacks. `hooks_wait` says whether the user's functions for each round may wait for other ranks.
     """
+
+    @property
+    def hooks_wait(self) -> bool: ...
 
     @property
     def applies_ahead(self) -> bool: ...
@@ -120,13 +123,16 @@ class Meanwhile:
     """Lets a thread's optimizers apply missed rounds while the thread waits for something else.
 
     They do so when `replay_limit - 1` rounds were missed, because the core would add up rounds beyond `replay_limit`.
-    They also do so when the thread has waited for a second, because other ranks may wait for this rank in a round hook.
-    The thread has waited for `waited` seconds already.
+    Those with round hooks that may wait also do so when the thread has waited for a second, because other ranks may wait
+    for this rank in such a hook. The thread has waited for `waited` seconds already.
     """
 
     def __init__(self, appliers: Iterable[AheadApplier], waited: float) -> None:
-        there = [(applier, applier.family) for applier in appliers]
-        self._appliers = [(applier, family.drain(waited)) for applier, family in there if family is not None]
+        self._appliers = [
+            (applier, family.drain(waited, applier.hooks_wait))
+            for applier in appliers
+            if (family := applier.family) is not None
+        ]
 
     @property
     def drainings(self) -> list[_attach.Draining]:

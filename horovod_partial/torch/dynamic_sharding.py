@@ -291,7 +291,8 @@ class DynamicShardingLoader:
         same = sampler.process_set.process_set_id == wrapped.process_set.process_set_id
         require(same, "process_set of the sampler", "that of the optimizer", sampler.process_set)
         if wrapped not in _timelines:
-            if wrapped.rounds > 0 or _work_of(counting_passes(wrapped)).begun is not None:
+            work = _work_of(counting_passes(wrapped))
+            if wrapped.rounds > 0 or work.begun is not None or (wrapped.micro_batches is not None and work.made):
                 raise ValueError(
                     "the optimizer has taken steps without a DynamicShardingLoader, so ranks do not know which update its data "
                     "begin with: wrap a new optimizer"

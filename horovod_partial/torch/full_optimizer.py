@@ -71,6 +71,7 @@ def wrap(
             loss, closure = evaluate(closure), None  # before the pass counts: a closure may clear gradients, or fail
             if not self.micro_batches.complete():
                 return loss
+            self.micro_batches.is_stepping = True
         if closure is None or takes_closures or not self._should_synchronize:
             if round_steps.changes_gradients and self._should_synchronize and not _is_synchronized(self):
                 self.synchronize()
@@ -85,11 +86,13 @@ def wrap(
             self._synchronized = False
         self._rounds += 1
         round_steps.after(self)
+        if self.micro_batches is not None:
+            self.micro_batches.is_stepping = False
         return result if loss is None else loss
 
     def synchronize(self: Any) -> None:
         require_ownership(self)
-        if self.micro_batches is not None and self.micro_batches.made:
+        if self.micro_batches is not None:
             self.micro_batches.require_last()
         horovod_synchronize(self)
 

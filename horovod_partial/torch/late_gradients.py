@@ -353,6 +353,10 @@ class LateGradients(RoundApplier):
         return self._has_arrived or self._state.phase is Phase.AHEAD or not self.is_under_way
 
     @property
+    def hooks_wait(self) -> bool:
+        return self.round_steps.may_wait
+
+    @property
     def is_ahead(self) -> bool:
         return self._ahead.rounds > 0 or self._left is not None
 
@@ -367,12 +371,12 @@ class LateGradients(RoundApplier):
         If this rank has already arrived with a step's gradients, this does nothing until that step's round has ended.
         Then this round is applied too, and `grad` shows the step's result, same as after `synchronize`.
         """
+        if self._has_arrived and self._set.family.is_under_way:
+            return
         optimizer = self.wrapped
         with self._ahead.in_place_of(self._set.trained):
             has_result = False
             if self._has_arrived:
-                if self._set.family.is_under_way:
-                    return
                 self._wait_for_buckets()
                 has_result, self._state = self._state.has_result, self._state.ahead()
             if self._state.phase is not Phase.AHEAD:
@@ -404,8 +408,8 @@ class LateGradients(RoundApplier):
 
 
 CHANGED_BY_HAND = (
-    "gradients were changed by hand after optimizer.synchronize(), and this rank has missed rounds, whose gradients are not "
-    "changed so: replicas may part. Let the optimizer do it for each round: "
+    "gradients were changed by hand after optimizer.synchronize(), and this rank has missed rounds, or has waited for a second "
+    "while the optimizer has round hooks. The gradients of these rounds are not changed so: replicas may part. Let the optimizer do it for each round: "
     "hvd.DistributedOptimizer(..., max_grad_norm=1.0), or max_grad_value= or grad_transform="
 )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import torch
+
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.torch.operations import runtime
 
@@ -32,24 +34,33 @@ class OwnMicroBatches:
         """Begin with the first micro-batch of the first update."""
         self.begun: int | None = None
         self.updated = 0
-        self.made = 0  # the number of micro-batches of the open update for which `step` has been called
-        self._rounds = 0
+        self.is_stepping = False  # whether the optimizer's own step, which ends an update, is under way
+        self._made = self._rounds = 0
 
     def _enter(self) -> None:
         if self._tenure.enter():  # in an elastic job, all ranks begin anew
             self.begin_anew()
 
     @property
+    def made(self) -> int:
+        """The number of micro-batches of the open update for which `step` has been called."""
+        return self._made if self._tenure.is_current else 0
+
+    @property
     def rounds(self) -> int:
         return self._rounds if self._tenure.is_current else 0
+
+    def forget(self) -> None:
+        """Begin the open update anew."""
+        self._made = 0
 
     def complete(self) -> bool:
         """Record that `step` was called. Returns whether this call ends the update."""
         self._enter()
         self.begun, self.updated = None, int(self.is_last)
-        self.made = 0 if self.is_last else self.made + 1
+        self._made = 0 if self.updated else self._made + 1
         self._rounds += self.updated
-        return self.made == 0
+        return bool(self.updated)
 
     @property
     def is_last(self) -> bool:
@@ -79,7 +90,7 @@ class OwnMicroBatches:
 
     def require_last(self) -> None:
         """Raise RuntimeError within an update, whose gradients are not complete."""
-        if not self.is_last:
+        if not (self.is_last or self.is_stepping):
             raise RuntimeError(
                 "synchronize() came within an update: its gradients are complete after its last backward pass"
             )
@@ -94,7 +105,14 @@ class OwnMicroBatches:
 
 
 def counting_passes(optimizer: Any) -> Any:
-    """Let `step` of a wrapped optimizer come after each backward pass. Returns the optimizer."""
+    """Let `step` of a wrapped optimizer come after each backward pass. Returns the optimizer.
+
+    Raises ValueError if the optimizer's step needs its closure more than once.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            "LBFGS evaluates a closure several times in a step, so no step can come after each backward pass"
+        )
     if optimizer._exchange.work is None and optimizer.micro_batches is None:
         optimizer.micro_batches = OwnMicroBatches(optimizer)
     return optimizer

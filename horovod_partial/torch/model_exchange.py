@@ -60,6 +60,7 @@ class ModelExchange(models.ModelExchange, Exchange):
     """
 
     runtime = runtime
+    combines_gradients = False
 
     def __init__(
         self,

@@ -148,6 +148,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 round_steps=round_steps,
             ),
             backward_passes_per_step,
+            **({"_step_supports_amp_scaling": property(_supports_scaler)} if grad_scaler is None else {}),
         )
         if grad_scaler is not None:
             full_optimizer.unscale_reduced(grad_scaler, averaged)
@@ -192,6 +193,17 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     elif grad_scaler is not None:
         full_optimizer.unscale_reduced(grad_scaler, wrapped)
     return counted(wrapped)
+
+
+def _supports_scaler(optimizer: Any) -> bool:
+    """Return what the user's optimizer says. Raises RuntimeError if `step` comes after each backward pass.
+
+    `GradScaler.step` reads this property. Without the wrapper's help it would unscale accumulated gradients several times.
+    """
+    if optimizer.micro_batches is not None:
+        _refuse_unknown_scaler(optimizer)
+    found: bool = vars(optimizer).get("_step_supports_amp_scaling", False)
+    return found
 
 
 def _refuse_unknown_scaler(_: torch.optim.Optimizer) -> bool:

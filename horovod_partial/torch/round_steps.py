@@ -47,6 +47,12 @@ class RoundSteps:
         return not (self._transform is None and self._max_norm is None and self._max_value is None)
 
     @property
+    def may_wait(self) -> bool:
+        """Whether the user's functions for each round may contain a collective, which waits for all ranks."""
+        hooks = self._hooks.values()
+        return self._transform is not None or not all(getattr(hook, "never_waits", False) for hook in hooks)
+
+    @property
     def agreed(self) -> dict[str, Any]:
         """The arguments that must be the same on all ranks, by name; None for arguments that were not given."""
         return {
@@ -143,6 +149,7 @@ def follow_rounds(scheduler: LRScheduler, every: int = 1) -> LRScheduler:
         for _ in range(before, _whole(follower._steps / every)):
             base.step(follower)
 
+    after_round.never_waits = True  # type: ignore[attr-defined]
     # Replace `step` by a subclass. A function in an attribute of the schedule would be saved in its state_dict.
     follower: Any = scheduler
     follower.__class__ = type(base.__name__, (base,), {"step": step, "_follows_rounds": True})

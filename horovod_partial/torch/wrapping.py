@@ -39,6 +39,7 @@ class Exchange:
     last_round: RoundInfo | None = None
     last_average: Any = None
     updated = 1
+    combines_gradients = True  # False if models are averaged
     work: Any = None  # the micro-batches that ranks share; None under all policies but `hvd.WorkSharing()`
     thread = NO_THREAD  # the thread that took the last step
     _local_steps = 0  # how many steps this rank has taken
@@ -153,7 +154,7 @@ class Methods(torch.optim.Optimizer):
             RuntimeError: gradients were changed while they travelled, or a later wrapper has taken parameters of this one.
         """
         require_ownership(self)
-        if self.micro_batches is not None:
+        if self.micro_batches is not None and self._exchange.combines_gradients:
             self.micro_batches.require_last()
         self._exchange.synchronize()
 
@@ -350,7 +351,7 @@ class Methods(torch.optim.Optimizer):
         self._require_process_set()
         self._exchange.forget()
         if self.micro_batches is not None:
-            self.micro_batches.made = 0
+            self.micro_batches.forget()
         state, groups = self.state, self.param_groups  # keep the objects that the user's optimizer and schedulers use
         self._base.load_state_dict(self, state_dict)
         state.clear()

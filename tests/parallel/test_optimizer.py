@@ -119,6 +119,22 @@ def test_a_collective_in_a_round_hook_and_one_in_the_loop(world: World, policy: 
     assert sums == {"hook": [world.size] * len(sums["hook"]), "loop": [world.size] * 5}
 
 
+def test_clipping_by_hand_after_a_long_wait(world: World) -> None:
+    """A rank that was on time has missed nothing, however long it waits for a collective of the loop."""
+    model, optimizer = wrapped(EVERYBODY)
+    hvd.follow_rounds(torch.optim.lr_scheduler.StepLR(optimizer, 1))
+    time.sleep(1.5 * (world.rank == world.size - 1))
+    loss_of(model, world.rank, 0).backward()
+    time.sleep(1.5 * (world.rank == world.size - 1))  # the round ends while the others wait in the loop
+    hvd.allreduce(torch.ones(1), name=world.name())
+    optimizer.synchronize()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    optimizer.flush()
+    world.same(weights(model))
+
+
 def test_lbfgs(world: World) -> None:
     """It searches along a line, so every rank must see the same loss beside the same gradients."""
 
