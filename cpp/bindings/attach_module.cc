@@ -370,7 +370,8 @@ PYBIND11_MODULE(_attach, m) {
            }),
            released);
   m.def(
-      "polled", [](bool over) { attach::PossibleArrivalsOfProcess()->Polled(over, Now()); }, released, py::arg("over"));
+      "polled", [](bool over) { return ToSeconds(attach::PossibleArrivalsOfProcess()->Polled(over, Now())); }, released,
+      py::arg("over"));
 
   py::class_<Handle>(m, "Handle")
       .def("poll", &Handle::Poll)

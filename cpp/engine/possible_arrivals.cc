@@ -87,20 +87,21 @@ PossibleArrivals::ForeignWait::~ForeignWait() {
   if (before_ == kNever) owner_->parked_.erase(self_);
 }
 
-void PossibleArrivals::Polled(bool over, Time now) {
+Time PossibleArrivals::Polled(bool over, Time now) {
   const auto self = Self();
   std::lock_guard<std::mutex> lock(mutex_);
-  if (over && self->polled == kNever) return;
+  if (over && self->polled == kNever) return Time(0);
   ++events_;
   if (over) {
     self->polled = kNever;
     pollers_.erase(self);
-    return;
+    return Time(0);
   }
   self->awaits.reset();
   pollers_.insert(self);
   if (self->polled == kNever || now - self->polled > kPollGap) self->polls_since = now;
   self->polled = now;
+  return now - self->polls_since;
 }
 
 bool PossibleArrivals::AwaitsForeign() const {

@@ -133,7 +133,8 @@ class PossibleArrivals {
     Time before_ = kNever;  // when an outer ForeignWait of this thread began, or kNever
   };
   // Records that the calling thread has polled a collective of Horovod's own. `over`: true if the collective is over.
-  void Polled(bool over, Time now);
+  // If not, returns how long the thread has polled without a longer pause. Otherwise returns 0.
+  Time Polled(bool over, Time now);
   // Returns true if some thread waits for a collective of Horovod's own, or has polled one in vain. Then the background
   // thread must call EndForeignWaits in each cycle, with all collectives of Horovod's own that are outstanding. A wait
   // ends when its collectives have ended. From then on its thread may contribute, even if it has not woken up yet.

@@ -14,7 +14,7 @@ import numpy as np
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet, global_process_set
 
-from horovod_partial.checks import is_flag, is_int, is_number, require, require_count
+from horovod_partial.checks import is_int, is_number, require
 from horovod_partial.data.balanced_steps import Cutting, Lengths, Samples, Steps, cost_of_shards
 from horovod_partial.exchange.arguments import check_sampler
 from horovod_partial.runtime.runtime import Runtime
@@ -89,14 +89,11 @@ class BalancedBatchSampler:
         sharded: bool = False,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        check_sampler(1 if batch_size is None else batch_size, shuffle, drop_last, process_set)
+        flags = {"shuffle": shuffle, "drop_last": drop_last, "longest_first": longest_first, "sharded": sharded}
+        check_sampler(batch_size if max_tokens is None else 1, process_set, **flags)
         require(is_int(seed) and seed >= 0, "seed", "an int, 0 or more", seed)
-        for name, flag in (("longest_first", longest_first), ("sharded", sharded)):
-            require(is_flag(flag), name, "True or False", flag)
         self._lengths = _as_lengths(lengths)
-        if max_tokens is None:
-            require_count("batch_size", batch_size, 1)
-        else:
+        if max_tokens is not None:
             if batch_size is not None or sharded:
                 raise ValueError("give batch_size or max_tokens, not both; sharded=True needs batch_size")
             longest = self._lengths.max()
@@ -113,7 +110,8 @@ class BalancedBatchSampler:
         self._process_set = process_set
         self._cutting = Cutting(batch_size, max_tokens, bool(shuffle), bool(drop_last), bool(longest_first))
         self._shards: list[Lengths] = []
-        self._compared = 0  # the generation of Horovod in which this rank has begun to compare with others
+        # The generation of Horovod in which this rank has begun to compare with others. A `Tenure` cannot be pickled.
+        self._compared = 0
         self._found: list[list[bytes]] = []  # what all ranks have, until a loop has looked at it
         self._start: Place = ()  # where the next loop begins
         self._begun: Place = ()  # where the newest loop began
@@ -190,7 +188,7 @@ class BalancedBatchSampler:
             self._meet()
         elif self._compared != self._runtime.generation:
             self._compared = self._runtime.generation
-            threading.Thread(target=self._compare_apart, daemon=True).start()
+            threading.Thread(target=self._compare, daemon=True).start()
         if not self._is_set:
             self._start = ()
             if self._cutting.shuffle:
@@ -209,17 +207,17 @@ class BalancedBatchSampler:
             yield (step if self._sharded else step[(rank + number) % ranks :: ranks]).tolist()
             self._is_set = False
 
-    def _compare(self) -> None:
-        """Learn what the other ranks have. The loop that is under way looks at the result."""
+    def _gathered(self) -> list[bytes]:
+        """Return what each rank has: a hash of what all must have alike and, with `sharded`, the lengths of its samples."""
         lengths = self._lengths.tobytes()
         alike = repr((self._seed, self._sharded, self._cutting)).encode() + (b"" if self._sharded else lengths)
         own = hashlib.blake2b(alike, digest_size=_DIGEST).digest() + (lengths if self._sharded else b"")
-        alone = self._process_set.size() == 1
-        self._found.append([own] if alone else self._gather(own, self._name, self._process_set))
+        return [own] if self._process_set.size() == 1 else self._gather(own, self._name, self._process_set)
 
-    def _compare_apart(self) -> None:
+    def _compare(self) -> None:
+        """Learn what the other ranks have, in a thread. The loop that is under way looks at the result."""
         with contextlib.suppress(HorovodInternalError):  # Horovod ends, or begins anew
-            self._compare()
+            self._found.append(self._gathered())
 
     def _check(self, found: list[bytes]) -> None:
         """Raise ValueError if ranks differ in what must be alike."""
@@ -236,9 +234,7 @@ class BalancedBatchSampler:
         """With `sharded`, learn the lengths of all ranks' samples, once after each `init`."""
         if self._compared == self._runtime.generation != 0:
             return
-        self._compare()
-        (found,) = self._found
-        self._found.clear()
+        found = self._gathered()
         self._check(found)
         self._compared, self._planned = self._runtime.generation, None
         self._shards = [np.frombuffer(part[_DIGEST:], dtype=np.float64) for part in found]

@@ -45,10 +45,10 @@ def check_predivide(arguments: Mapping[str, Any], average: int) -> None:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
 
 
-def check_sampler(batch_size: Any, shuffle: Any, drop_last: Any, process_set: Any) -> None:
-    """Check the arguments of all samplers. Raises ValueError if one is wrong."""
+def check_sampler(batch_size: Any, process_set: Any, **flags: Any) -> None:
+    """Check the arguments of all samplers; `flags` must be True or False. Raises ValueError if one is wrong."""
     require_count("batch_size", batch_size, 1)
-    for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
+    for name, flag in flags.items():
         require(is_flag(flag), name, "True or False", flag)
     require(isinstance(process_set, ProcessSet), "process_set", "a process set", process_set)
     require(process_set.included() is not False, "process_set", "one that this rank is in", process_set)

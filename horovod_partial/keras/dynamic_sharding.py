@@ -90,7 +90,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         else:
             require(y is None and sample_weight is None, "y and sample_weight", "None with a PyDataset", "given")
             samples, batch_size = self._items.num_batches or 0, 1
-        check_sampler(batch_size, shuffle, drop_last, self._process_set)
+        check_sampler(batch_size, self._process_set, shuffle=shuffle, drop_last=drop_last)
         self._shards = Shards(samples, batch_size, self._horovod.passes, drop_last, self._order)
         self._shards.check(seed, backend.runtime.size_of(self._process_set))
         self._shuffle = shuffle
@@ -122,8 +122,9 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         return self._planned().updates
 
     def _planned(self) -> Plan:
-        if self._plan is not None:
-            return self._plan
+        return self._new_plan() if self._plan is None else self._plan
+
+    def _new_plan(self) -> Plan:
         process_set = self._process_set
         rank = process_set.rank() if process_set.included() else 0
         return Plan(self._shards, Place(self.epoch), rank, backend.runtime.size_of(process_set) or 1)
@@ -135,8 +136,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         self._loop = object()
         self._settle()
         if self._tenure.enter() or self._plan is None:
-            self._plan = None
-            self._plan, self._own = self._planned(), 0
+            self._plan, self._own = self._new_plan(), 0
             if self._items is not None:
                 self._items.on_epoch_begin()
             if state.shares_work:
@@ -144,9 +144,10 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         # Keras may take a first batch, to build the optimizer, before it loads a state. So look again in the next loop.
         made = self._rounds - self._first if state.shares_work else self._own
         if self._guesses and made == 0 and not state.has_data:
-            self._epoch = int(self._optimizer.iterations) // self._plan.updates
-            self._plan = None
-            self._plan = self._planned()
+            found = int(self._optimizer.iterations) // self._plan.updates
+            if found != self._epoch:
+                self._epoch = found
+                self._plan = self._new_plan()
         if state.sharing is not None:
             state.sharing.work.begin_before(state.end)
 
@@ -154,9 +155,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         """End the epoch if all its updates have been applied. Keras calls this; so does a loop over this object."""
         self._settle()
         state, plan = self._horovod, self._plan
-        if plan is None or (
-            self._rounds < state.end if state.shares_work else self._own < plan.updates * len(plan.own)
-        ):
+        if plan is None or (self._rounds < state.end if state.shares_work else self._own < self._own_in(plan)):
             return
         self._plan = None
         self._epoch += 1
@@ -174,13 +173,18 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
 
     def _own_batches(self) -> Iterator[Any]:
         plan = self._planned()
-        while self._own < plan.updates * len(plan.own):
+        while self._own < self._own_in(plan):
             update, index = divmod(self._own, len(plan.own))
             self._open = self._passes
             yield self._load(plan.indices(plan.place.update + update, plan.own[index]))
             self._horovod.has_data = True
             self._own += self._open is not None
             self._open = None
+
+    @staticmethod
+    def _own_in(plan: Plan) -> int:
+        """Return how many own micro-batches this rank has in the epoch."""
+        return plan.updates * len(plan.own)
 
     def _settle(self) -> None:
         """Count the last batch of a loop that was left early, if a step was taken with it."""

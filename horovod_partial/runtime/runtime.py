@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 HANDLE = Any  # an `_attach.Handle`, by which a thread waits for the result of an arrival
 
-_POLL_GAP_SECONDS = 0.1  # a thread that polls more rarely does something else between two polls, same as in the core
 _POLL_SECONDS = 1e-3  # the pause between two polls in a wait for a collective of Horovod's, same as in Horovod
 _IDLE_SECONDS = 1.0  # a flush or join takes another thread for idle if its optimizer does nothing for this time
 _BUSY_SECONDS = 10.0  # a flush or join waits no longer than this for another thread to become idle
@@ -447,15 +446,10 @@ class Runtime:
 
         If the collective is not over, this thread's optimizers may apply rounds that they have missed.
         """
-        _attach.polled(over)
-        now = time.monotonic()
-        since, last = getattr(self._thread, "asked", (now, now))
-        if over or now - last > _POLL_GAP_SECONDS:
-            since = now
-        self._thread.asked = since, now
+        waited = _attach.polled(over)
         if over:
             return
-        with self._taking_rounds(waited=now - since) as meanwhile:
+        with self._taking_rounds(waited=waited) as meanwhile:
             meanwhile.apply()
 
     @contextmanager

@@ -72,7 +72,7 @@ class DynamicShardingSampler(Sampler[list[int]]):
         fits = is_int(dataset) or isinstance(dataset, Sized)
         require(fits, "dataset", "a dataset with a length, or its number of samples", dataset)
         self.samples = len(dataset) if isinstance(dataset, Sized) else int(dataset)
-        check_sampler(batch_size, shuffle, drop_last, process_set)
+        check_sampler(batch_size, process_set, shuffle=shuffle, drop_last=drop_last)
         self._shards = Shards(self.samples, batch_size, backward_passes_per_step, drop_last, self._order)
         self._shards.check(seed, runtime.size_of(process_set))
         self.batch_size = batch_size

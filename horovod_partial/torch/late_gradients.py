@@ -354,7 +354,7 @@ class LateGradients(RoundApplier):
 
     @property
     def hooks_wait(self) -> bool:
-        return self.round_steps.may_wait
+        return self.round_steps.hooks_wait
 
     @property
     def is_ahead(self) -> bool:

@@ -47,7 +47,7 @@ class RoundSteps:
         return not (self._transform is None and self._max_norm is None and self._max_value is None)
 
     @property
-    def may_wait(self) -> bool:
+    def hooks_wait(self) -> bool:
         """Whether the user's functions for each round may contain a collective, which waits for all ranks."""
         hooks = self._hooks.values()
         return self._transform is not None or not all(getattr(hook, "never_waits", False) for hook in hooks)
