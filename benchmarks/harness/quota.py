@@ -1,16 +1,17 @@
-"""A share of a core for each rank: a Linux cgroup around the rank's process.
+"""A share of a core for the threads in which a rank computes: a Linux cgroup around them. It needs root.
 
-    PYTHONPATH=benchmarks horovodrun -np 4 --gloo \\
-        python -m harness.quota --cores 0.5 0.5 0.5 0.5 -- python examples/torch/work/lstm.py
+Without quotas ranks that outnumber cores lend each other what they do not use while they wait, and no policy can be faster
+than waiting.
 
-Makes a cgroup with the share of its rank, moves into it, and becomes the program behind `--`. It needs root. All threads of
-a rank live on its share, Horovod's too. Without quotas ranks that outnumber cores lend each other what they do not use
-while they wait, and no policy can be faster than waiting.
+Horovod's threads are outside of the quota, under all policies alike. A quota stops all threads in it at once, as soon as they
+have used it up. So a rank that computes would keep Horovod's threads from running for half of the time, which they would not
+wait where the network has a core. A thread starts in the cgroup of the thread that starts it. So what `hvd.init()` has started
+is outside if the quota begins after it, and what those threads start is outside, too. The main thread is in the quota, and so
+is what it starts later: threads of PyTorch, of autograd, and processes.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import signal
@@ -26,6 +27,8 @@ _ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "horovod-partial"
 _LAUNCHER = "HARNESS_QUOTA_LAUNCHER"  # the variable that tells ranks who removes their cgroups
 _REMOVAL_SECONDS = 10.0
+_THREADED = "computing"  # the cgroup of version 2 within that of a rank
+_CALLER = "0"  # the thread that writes it, or its process
 
 
 class QuotaUnavailableError(RuntimeError):
@@ -48,8 +51,10 @@ def unavailable() -> str | None:
     return None if os.geteuid() == 0 and os.access(place.folder, os.W_OK) else "quotas need root"
 
 
-def limits(version: int, cores: float) -> dict[str, str]:
-    """The files of a cgroup that give it a share, and their texts, in the order in which they are written.
+def writes(version: int, cores: float) -> dict[str, str]:
+    """The files of a rank's cgroup that give a share to the calling thread, and their texts, in the order of writing.
+
+    Version 2 takes single threads only in a threaded cgroup, whose parent has the other threads of their process.
 
     Raises:
         ValueError: Linux has no quota as small as that.
@@ -57,13 +62,21 @@ def limits(version: int, cores: float) -> dict[str, str]:
     quota = round(cores * PERIOD_US)
     if quota < SMALLEST_QUOTA_US:
         raise ValueError(f"a rank needs {SMALLEST_QUOTA_US / PERIOD_US:g} cores or more, not {cores:g}")
-    if version == 2:
-        return {"cpu.max": f"{quota} {PERIOD_US}"}
-    return {"cpu.cfs_period_us": str(PERIOD_US), "cpu.cfs_quota_us": str(quota)}
+    if version == 1:
+        return {"cpu.cfs_period_us": str(PERIOD_US), "cpu.cfs_quota_us": str(quota), "tasks": _CALLER}
+    return {
+        "cgroup.procs": _CALLER,
+        f"{_THREADED}/cgroup.type": "threaded",
+        "cgroup.subtree_control": "+cpu",
+        f"{_THREADED}/cpu.max": f"{quota} {PERIOD_US}",
+        f"{_THREADED}/cgroup.threads": _CALLER,
+    }
 
 
 def enter(cores: Sequence[float]) -> None:
-    """Move this rank's process into a cgroup with its share of `cores`, and remove those of launchers that are gone.
+    """Move the calling thread into a cgroup with its rank's share of `cores`, and remove those of launchers that are gone.
+
+    Other threads that this process has by now stay outside of the share.
 
     Raises:
         QuotaUnavailableError: there are no cgroups here that can be used.
@@ -71,16 +84,16 @@ def enter(cores: Sequence[float]) -> None:
     """
     folder, version = _place()
     rank = int(os.environ.get("HOROVOD_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
-    texts = limits(version, cores[rank])
+    texts = writes(version, cores[rank])
     for left in folder.glob(f"{_PREFIX}.*"):
         if not Path("/proc", left.name.split(".")[1]).exists():
             with contextlib.suppress(OSError):  # in use, or another rank was quicker
-                left.rmdir()
+                _remove_folders(left)
     group = folder / f"{_PREFIX}.{os.environ.get(_LAUNCHER, os.getppid())}.{rank}"
-    group.mkdir(exist_ok=True)
-    for file, text in texts.items():
-        (group / file).write_text(text)
-    (group / "cgroup.procs").write_text(str(os.getpid()))
+    for name, text in texts.items():
+        file = group / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
 
 
 @contextlib.contextmanager
@@ -105,11 +118,17 @@ def _remove(group: Path) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
         try:
-            return group.rmdir()
+            return _remove_folders(group)
         except OSError:  # busy, until the last of them has ended
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
+
+
+def _remove_folders(group: Path) -> None:
+    for folder in (group / _THREADED, group):
+        if folder.exists():
+            folder.rmdir()
 
 
 def _place() -> Place:
@@ -128,18 +147,3 @@ def _place() -> Place:
                     return Place(folder, 2)
             reason = "no cgroup around this process hands on the control of the CPU"
     raise QuotaUnavailableError(reason)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cores", type=float, nargs="+", required=True, help="of each rank")
-    parser.add_argument("program", nargs="+", help="and its arguments, behind `--`")
-    options = parser.parse_args()
-    if sum(options.cores) > (os.cpu_count() or 1) + 1e-6:
-        parser.error(f"{sum(options.cores):g} cores are asked for, and there are {os.cpu_count()}")
-    enter(options.cores)
-    os.execvp(options.program[0], options.program)
-
-
-if __name__ == "__main__":
-    main()

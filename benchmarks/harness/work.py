@@ -1,8 +1,9 @@
 """Runs programs of examples/torch/work on ranks that have a share of a core each, and keeps what they measure.
 
-A rank must wait cheaply, or it spends its share on waiting. Over Gloo, Horovod's threads sleep while they wait for others;
-over Open MPI they poll, and `mpi_yield_when_idle` is no help to a rank that is alone on its share. The thread that trains
-waits asleep, too (see `harness.waiting`).
+The share is that of the threads in which the program computes. Horovod's threads are outside of it (see `harness.quota`).
+
+A rank must wait cheaply, or it takes the cores from those that compute. Over Gloo, Horovod's threads sleep while they wait for
+others; over Open MPI they poll. The thread that trains waits asleep, too, and saves its share (see `harness.waiting`).
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def run_programs(
 
 
 def run(jobs: Sequence[Job], results: str, cores: Sequence[float]) -> None:
-    """On every rank: be those programs, on a share that begins when PyTorch is there."""
+    """On every rank: be those programs, on a share that begins when PyTorch and Horovod's threads are there."""
     quota.enter(cores)
     sys.path.insert(0, str(FOLDER))
     for job in jobs:

@@ -105,12 +105,33 @@ while time.perf_counter() < wall + 2:
     pass
 print((time.process_time() - own) / (time.perf_counter() - wall))
 """
+# A thread that is there before the quota, as Horovod's are, and one that it starts later; the main thread, and one of its own.
+THREADS = """
+import threading
+place = lambda: open(f"/proc/self/task/{threading.get_native_id()}/cgroup").read()
+places = lambda: [place(), place_in_a_thread()]
+def place_in_a_thread():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(place()))
+    thread.start()
+    thread.join()
+    return found[0]
+found, entered = [], threading.Event()
+earlier = threading.Thread(target=lambda: entered.wait() and found.extend(places()))
+earlier.start()
+"""
+AFTERWARDS = """
+entered.set()
+earlier.join()
+print([there == found[0] for there in found + places()])
+"""
 
 
-def start(variables: dict[str, str], code: str) -> subprocess.Popen[str]:
-    """Run some Python as rank 0, on a fifth of a core."""
-    command = [sys.executable, "-m", "harness.quota", "--cores", "0.2", "--", sys.executable, "-c", code]
+def start(variables: dict[str, str], code: str, before: str = "") -> subprocess.Popen[str]:
+    """Run some Python as rank 0, on a fifth of a core; some of it before the quota begins."""
+    code = f"{before}\nfrom harness import quota\nquota.enter([0.2])\n{code}"
     path = {"PYTHONPATH": str(ROOT / "benchmarks"), "HOROVOD_RANK": "0"}
+    command = [sys.executable, "-c", code]
     return subprocess.Popen(command, env={**os.environ, **path, **variables}, stdout=subprocess.PIPE, text=True)
 
 
@@ -128,6 +149,13 @@ def test_a_busy_loop_gets_its_share() -> None:
 
 
 @with_quotas
+def test_threads_that_are_there_before_are_outside() -> None:
+    with quota.removed_afterwards() as variables:
+        outside, _ = start(variables, AFTERWARDS, before=THREADS).communicate(timeout=60)
+    assert outside == "[True, True, False, False]\n"
+
+
+@with_quotas
 def test_what_is_left_is_killed() -> None:
     with quota.removed_afterwards() as variables:
         process = start(variables, "import time; print('here', flush=True); time.sleep(600)")
@@ -137,8 +165,18 @@ def test_what_is_left_is_killed() -> None:
     assert not groups()
 
 
-def test_limits() -> None:
-    assert quota.limits(1, 0.5) == {"cpu.cfs_period_us": "10000", "cpu.cfs_quota_us": "5000"}
-    assert quota.limits(2, 0.5) == {"cpu.max": "5000 10000"}
+def test_what_is_written() -> None:
+    assert list(quota.writes(1, 0.5).items()) == [
+        ("cpu.cfs_period_us", "10000"),
+        ("cpu.cfs_quota_us", "5000"),
+        ("tasks", "0"),
+    ]
+    assert list(quota.writes(2, 0.5).items()) == [
+        ("cgroup.procs", "0"),
+        ("computing/cgroup.type", "threaded"),
+        ("cgroup.subtree_control", "+cpu"),
+        ("computing/cpu.max", "5000 10000"),
+        ("computing/cgroup.threads", "0"),
+    ]
     with pytest.raises(ValueError, match=r"needs 0\.1 cores or more"):
-        quota.limits(1, 0.01)
+        quota.writes(1, 0.01)
