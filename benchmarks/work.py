@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/work.py [--programs lstm ppo] [--arms solo majority] [--seeds 5] [--json FILE]
 
-The programs are in examples/torch/work; each says in its first lines where its steps differ. Ranks get equal shares of the
-cores, by quotas (harness/quota.py, needs root). In `heterogeneous` the last rank has a third of what the others have; in `turns`
+The programs are in examples/torch/work; each says in its first lines where its steps differ. The threads in which ranks compute
+get equal shares of the cores, by quotas (harness/quota.py, needs root). Horovod's threads are outside of the quotas under every
+policy, as on machines whose network has a core. In `heterogeneous` the last rank has a third of what the others have; in `turns`
 ranks also sleep, and take turns at being slow. No rate is carried over from one policy to another: each arm is tuned over the
 same grid with one seed, by the quality at the end, and then runs with other seeds, all arms in turn for each. (Full with a
 larger momentum has a grid of smaller rates. Work sharing has Full's rate.)
@@ -16,8 +17,12 @@ than it would be, since learning slows down.
 Every run is appended to the file `--results`, and what is there is not run again: a benchmark that was ended goes on where
 it was. Speed-ups are medians over the seeds, qualities means with their standard deviations. Differences are means over the
 seeds, with their standard errors, in points for an accuracy, in percent of Full's for a perplexity or a loss, and as they are
-for a return. `limit` is how much faster a policy without waits could be, by computing alone: the sum over the steps of the
-slowest rank's time, over the largest sum of one rank.
+for a return.
+
+`limit` is how much faster a policy without waits could be, by computing alone: the sum over the steps of the slowest rank's
+time, over the largest sum of one rank. Where a step has several passes it stands beside Full, and is how much faster Full's own
+training would be by the best schedule of whole micro-batches (`limit_of_sharing` in examples/torch/work/job.py). `of limit` is an
+arm's speed-up over the limit that stands beside Full; arms that compute something else have none.
 """
 
 from __future__ import annotations
@@ -44,6 +49,7 @@ MOMENTUM = "full, momentum 0.9"
 BALANCED = "full, balanced batches"
 SHORTER = {f"full, {share:.0%} of the steps": share for share in (0.4, 0.55, 0.7, 0.85)}
 LIKE_FULL = (*SHORTER, "work_sharing")  # arms that have its rate
+OTHER_WORK = (*SHORTER, BALANCED)  # arms whose limit is not Full's
 # The text of a policy, and more words. `missed=latest` is eager-SGD as it was published: a late rank applies only the newest of the
 # results that it has missed, and models are averaged every 10 epochs and at the end.
 ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -216,21 +222,17 @@ def compare(name: str, options: Namespace) -> dict[str, Any]:
         if failed:
             raise SystemExit(f"{name}, seed {seed}: {', '.join(failed)} failed; see above")
         by_seed.append({arm: run for arm, run in in_turn.items() if run is not None})
-    computing_takes_the_time = not program.unequal and "--delay-ms" not in program.options
     figures = {
         "quality": by_seed[0]["full"]["quality_name"],
         "cores": shares(program, options.ranks),
         "at_the_edge": [arm for arm in arms if rates[arm] in (min(grids[arm]), max(grids[arm]))],
-        "arms": {
-            arm: summary(by_seed, arm, computing_takes_the_time=computing_takes_the_time) | {"rate": rates[arm]}
-            for arm in arms
-        },
+        "arms": {arm: summary(by_seed, arm, has_limit=not program.unequal) | {"rate": rates[arm]} for arm in arms},
     }
     show(name, figures, options)
     return figures
 
 
-def summary(by_seed: Sequence[dict[str, Run]], arm: str, *, computing_takes_the_time: bool) -> dict[str, Any]:
+def summary(by_seed: Sequence[dict[str, Run]], arm: str, *, has_limit: bool) -> dict[str, Any]:
     """The figures of an arm over all seeds."""
     pairs = [(runs[arm], runs["full"]) for runs in by_seed]
     qualities = [run["quality"] for run, _ in pairs]
@@ -256,7 +258,10 @@ def summary(by_seed: Sequence[dict[str, Run]], arm: str, *, computing_takes_the_
         "ahead": ahead,
         "ahead_error": ahead_error,
         "late": mean_if_all([run["late"] for run, _ in pairs]),
-        "limit": mean_if_all([run["limit"] for run, _ in pairs]) if computing_takes_the_time else None,
+        "limit": mean_if_all([run["limit"] for run, _ in pairs]) if has_limit else None,
+        "of_limit": statistics.median(full["seconds"] / run["seconds"] / full["limit"] for run, full in pairs)
+        if has_limit and arm not in OTHER_WORK
+        else None,
     }
 
 
@@ -291,6 +296,7 @@ def show(name: str, figures: dict[str, Any], options: Namespace) -> None:
             "ahead at equal time",
             "late",
             "limit",
+            "of limit",
         ],
         [
             [
@@ -303,6 +309,7 @@ def show(name: str, figures: dict[str, Any], options: Namespace) -> None:
                 "" if row["ahead"] is None else f"{row['ahead']:+.2f} ± {row['ahead_error']:.2f}",
                 "" if row["late"] is None else f"{row['late']:.0%}",
                 "" if row["limit"] is None else f"{row['limit']:.2f}",
+                "" if row["of_limit"] is None else f"{row['of_limit']:.0%}",
             ]
             for arm, row in figures["arms"].items()
         ],

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from harness.launch import environment, horovodrun
 from harness.matrix import Setup
@@ -27,9 +28,9 @@ TRAINED = {
 POLICIES = ("full", "solo", "group_average:2")
 
 
-def load_quota() -> ModuleType:
-    """The benchmarks' module, whose package has the name of the tests' own."""
-    specification = importlib.util.spec_from_file_location("quota", ROOT / "benchmarks" / "harness" / "quota.py")
+def load(file: Path) -> ModuleType:
+    """A module of the programs, or of the benchmarks, whose package has the name of the tests' own."""
+    specification = importlib.util.spec_from_file_location(file.stem, file)
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
@@ -37,7 +38,7 @@ def load_quota() -> ModuleType:
     return module
 
 
-quota = load_quota()
+quota = load(ROOT / "benchmarks" / "harness" / "quota.py")
 
 
 def train(program: str, *options: str) -> dict[str, Any]:
@@ -93,6 +94,33 @@ def test_only_the_newest_result() -> None:
 def test_programs_are_short() -> None:
     for program in TRAINED:
         assert len((PROGRAMS / f"{program}.py").read_text().splitlines()) <= 150
+
+
+# --- Limits of sharing ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("delays", "work", "seconds", "limit"),
+    [
+        pytest.param([0, 0], [[2, 2], [2, 2]], 4, 1, id="nothing to gain"),
+        # 25, 30, 40 and 65 for a micro-batch: in 150 the ranks make 6, 5, 3 and 2 of them.
+        pytest.param([5, 10, 20, 45], [[20] * 4] * 4, 260, 260 / 150, id="delays"),
+        pytest.param([5, 10, 20, 45], [[20] * 4] * 4, 360, 360 / 250, id="the rest stays as it is"),
+        pytest.param([0, 0], [[3, 3], [1, 1]], 6, 6 / 4, id="long micro-batches"),
+        pytest.param([0, 0], [[3, 3], [2, 4]], 6, 1, id="long ones that are even"),
+    ],
+)
+def test_limit_of_sharing(delays: list[int], work: list[list[int]], seconds: int, limit: float) -> None:
+    update = [[(delay, each) for each in of_rank] for delay, of_rank in zip(delays, work, strict=True)]
+    passes = np.array([update, update]).swapaxes(0, 1).astype(float)  # by rank first
+    assert load(PROGRAMS / "job.py").limit_of_sharing(passes, 2.0 * seconds) == pytest.approx(limit)
+
+
+@LONG
+def test_only_full_has_a_limit_of_sharing() -> None:
+    options = ("--passes", "2", "--delay-ms", "10")
+    assert train("transformer", *options)["limit"] > 1
+    assert train("transformer", *options, "--policy", "work_sharing")["limit"] is None
 
 
 # --- Quotas ----------------------------------------------------------------------------------------------------------

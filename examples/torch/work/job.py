@@ -115,25 +115,26 @@ def balanced(lengths: Sequence[int], batch: int, steps: int, seed: int) -> Itera
 
 
 def micro_batches(
-    optimizer: torch.optim.Optimizer, options: argparse.Namespace, draw: Callable[[int], Iterator[Batch]]
+    optimizer: torch.optim.Optimizer, options: argparse.Namespace, draw: Callable[[int], Iterator[Batch]], clock: Clock
 ) -> Iterator[tuple[Batch, bool]]:
-    """The batches that this rank computes, each with whether a step follows it.
+    """The batches that this rank computes, each after its delay, and with whether a step follows it.
 
     Args:
         optimizer: that takes the steps, `options.passes` backward passes in each.
         options: of the command line.
         draw: makes the batches of a rank. Under `work_sharing` any rank may compute them.
+        clock: is told of each.
     """
     if options.policy != "work_sharing":
         for number, batch in enumerate(draw(hvd.rank())):
-            be_late(options.delay_ms, number // options.passes)
+            clock.batch(delay(options.delay_ms, number // options.passes))
             yield batch, (number + 1) % options.passes == 0
         return
     drawn = [list(draw(home)) for home in range(hvd.size())]
     steps = len(drawn[0]) // options.passes
     while optimizer.rounds < steps:
         step, number = optimizer.begin_micro_batch()
-        be_late(options.delay_ms, step)
+        clock.batch(delay(options.delay_ms, step))
         home, index = divmod(number, options.passes)
         yield drawn[home][step * options.passes + index], True
 
@@ -173,9 +174,9 @@ class ModelSync:
                     parameter.copy_(part.view_as(parameter))
 
 
-def be_late(mean_ms: float, step: int) -> None:
-    """Sleep as if something else ran on this machine: ranks take turns at being slow, and do so equally often."""
-    time.sleep(1e-3 * mean_ms * TURNS[(hvd.rank() + step) % len(TURNS)])
+def delay(mean_ms: float, step: int) -> float:
+    """Seconds, as if something else ran on this machine: ranks take turns at being slow, and do so equally often."""
+    return 1e-3 * mean_ms * TURNS[(hvd.rank() + step) % len(TURNS)]
 
 
 class Clock:
@@ -192,20 +193,30 @@ class Clock:
         self._every = max(1, steps // POINTS)
         self._passes, self._batches = passes, 0
         self._worked: list[float] = []  # seconds of computing by this thread, at the start of each step
+        self._began = 0.0, 0.0  # the newest batch, and its work
+        self._of_passes: list[tuple[float, float]] = []  # seconds of delay and of work
         self._kept: list[tuple[float, torch.Tensor]] = []
         self._other_buckets = set(hvd.partial_stats())
         hvd.barrier()
         self._start = time.perf_counter()
 
-    def batch(self) -> None:
-        """A batch begins, and perhaps a step."""
+    def batch(self, delay: float = 0.0) -> None:
+        """A batch begins, and perhaps a step; then this sleeps for the seconds of the delay."""
+        if self._batches % self._passes == 0:
+            if hvd.rank() == 0 and len(self._worked) % self._every == 0:
+                parameters = parameters_to_vector(self._model.parameters()).detach()
+                self._kept.append((time.perf_counter() - self._start, parameters))
+            self._worked.append(time.thread_time())
         self._batches += 1
-        if (self._batches - 1) % self._passes:
-            return
-        if hvd.rank() == 0 and len(self._worked) % self._every == 0:
-            parameters = parameters_to_vector(self._model.parameters()).detach()
-            self._kept.append((time.perf_counter() - self._start, parameters))
-        self._worked.append(time.thread_time())
+        begin = time.perf_counter()
+        if delay:
+            time.sleep(delay)
+        self._began = begin, time.perf_counter()
+
+    def passed(self) -> None:
+        """The backward pass of the newest batch has ended. It need not be told of where a step has one pass."""
+        begin, work = self._began
+        self._of_passes.append((work - begin, time.perf_counter() - work))
 
     def report(
         self,
@@ -228,6 +239,7 @@ class Clock:
         self._worked.append(time.thread_time())
         seconds = max(hvd.allgather_object(time.perf_counter() - self._start))
         work = hvd.allgather_object(np.diff(self._worked))
+        passes = hvd.allgather_object(self._of_passes)
         late = self._late_share(sum(map(len, work))) if policy.startswith(CAN_BE_LATE) else None
         # eager-SGD as published ends with an average of the models; elsewhere they are equal by now.
         mine = parameters_to_vector(self._model.parameters()).detach()
@@ -249,7 +261,7 @@ class Clock:
                 "late": late,
                 "curve": [*curve, (seconds, quality)],
                 "work_ms": (1e3 * np.quantile(np.concatenate(work), QUANTILES)).tolist(),
-                "limit": _limit(work),
+                "limit": self._limit(policy, seconds, work, passes),
             }
             print(json.dumps(figures), flush=True)
 
@@ -261,14 +273,44 @@ class Clock:
         ]
         return 1 - max(on_time) / arrivals
 
+    def _limit(self, policy: str, seconds: float, work: list[np.ndarray], passes: list[Any]) -> float | None:
+        if self._passes == 1:
+            return limit_of_computing(work)
+        if policy != "full":  # whose ranks take equally many passes
+            return None
+        return limit_of_sharing(np.reshape(passes, (len(passes), -1, self._passes, 2)), seconds)
+
 
 def perplexity(mean_loss: float) -> float:
     return math.exp(min(mean_loss, 100.0))  # a diverged model's would be no number
 
 
-def _limit(work: list[np.ndarray]) -> float | None:
+def limit_of_computing(work: list[np.ndarray]) -> float | None:
     """How much faster any policy can be than waiting for all in each step; None where ranks take unequally many."""
     if len(set(map(len, work))) > 1:
         return None
     by_step = np.array(work)
     return float(by_step.max(axis=0).sum() / by_step.sum(axis=1).max())
+
+
+def limit_of_sharing(passes: np.ndarray, seconds: float) -> float:
+    """How much faster a training under `full` would be if the best schedule of whole micro-batches shared those of each update.
+
+    That schedule knows all times beforehand: the longest micro-batch comes next, on the rank that ends it first. (It is the best
+    one where micro-batches are alike, and close to it elsewhere.) On any rank a micro-batch takes the seconds of work that were
+    measured for it, and the mean delay that this rank had in this update. All else is as it was measured: the reduction after
+    the last micro-batch, the optimizer's step, the choice of the data. What sharing itself costs is not in it.
+
+    Args:
+        passes: seconds of each, by rank, update, number in the update, and delay or work.
+        seconds: of the training.
+    """
+    saved = 0.0
+    for update in passes.swapaxes(0, 1):
+        delays = update[:, :, 0].mean(axis=1)
+        ends = np.zeros(len(delays))
+        for work in sorted(update[:, :, 1].flat, reverse=True):
+            first = np.argmin(ends + delays)
+            ends[first] += delays[first] + work
+        saved += max(0.0, update.sum(axis=(1, 2)).max() - ends.max())
+    return float(seconds / (seconds - saved))

@@ -127,10 +127,10 @@ def main() -> None:
         return draw(training[home::size], options.batch, batches, seed + home)
 
     clock = job.Clock(model, options.steps, options.passes)
-    for batch, ends_step in job.micro_batches(optimizer, options, of_rank):
-        clock.batch()
+    for batch, ends_step in job.micro_batches(optimizer, options, of_rank, clock):
         loss, _ = model.loss(batch)
         (loss / words_of_step).backward()
+        clock.passed()
         if ends_step:
             optimizer.step()
             optimizer.zero_grad()
