@@ -3,11 +3,11 @@
     .venv/bin/python benchmarks/work.py [--programs lstm ppo] [--arms solo majority] [--seeds 5] [--json FILE]
 
 The programs are in examples/torch/work; each says in its first lines where its steps differ. The threads in which ranks compute
-get equal shares of the cores, by quotas (harness/quota.py, needs root). Horovod's threads are outside of the quotas under every
-policy, as on machines whose network has a core. In `heterogeneous` the last rank has a third of what the others have; in `turns`
-ranks also sleep, and take turns at being slow. No rate is carried over from one policy to another: each arm is tuned over the
-same grid with one seed, by the quality at the end, and then runs with other seeds, all arms in turn for each. (Full with a
-larger momentum has a grid of smaller rates. Work sharing has Full's rate.)
+get equal shares of most of the cores, by quotas (harness/quota.py, needs root). Horovod's threads are outside of the quotas
+under every policy, and have the rest of the cores, as on machines whose network has a core. In `heterogeneous` the last rank
+has a third of what the others have; in `turns` ranks also sleep, and take turns at being slow. No rate is carried over from one
+policy to another: each arm is tuned over the same grid with one seed, by the quality at the end, and then runs with other
+seeds, all arms in turn for each. (Full with a larger momentum has a grid of smaller rates. Work sharing has Full's rate.)
 
 Whoever wants less time may as well take fewer steps under Full. So Full runs with fewer steps, too, each time with a schedule
 of that length if the program has one, and with the rate of the whole length. `ahead at equal time` is how much better an arm is
@@ -21,8 +21,8 @@ for a return.
 
 `limit` is how much faster a policy without waits could be, by computing alone: the sum over the steps of the slowest rank's
 time, over the largest sum of one rank. Where a step has several passes it stands beside Full, and is how much faster Full's own
-training would be by the best schedule of whole micro-batches (`limit_of_sharing` in examples/torch/work/job.py). `of limit` is an
-arm's speed-up over the limit that stands beside Full; arms that compute something else have none.
+training would be by the best schedule of whole micro-batches (`limit_of_sharing` in examples/torch/work/job.py). `of limit` is
+an arm's speed-up over the limit that stands beside Full; arms that compute something else have none.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
 } | {arm: ("full", ("--share", f"{share:g}")) for arm, share in SHORTER.items()}
 GRADIENTS = ("full", *SHORTER, "solo", "majority", "quorum 0.75")
 SLOW_SHARE = 1 / 3  # of what the others have
+COMPUTING = 0.8  # of this machine's cores is for the ranks; of two cores Horovod's threads took 0.35 to 0.45
 
 
 @dataclass(frozen=True)
@@ -138,9 +139,10 @@ Run = dict[str, Any]
 
 
 def shares(program: Program, ranks: int) -> list[float]:
-    """The cores of each rank, all together those of this machine."""
+    """The cores of each rank, all together those that are for computing."""
     relative = [1.0] * (ranks - 1) + [SLOW_SHARE if program.unequal else 1.0]
-    return [round((os.cpu_count() or 1) * share / sum(relative) - 5e-5, 4) for share in relative]
+    cores = COMPUTING * (os.cpu_count() or 1)
+    return [round(cores * share / sum(relative) - 5e-5, 4) for share in relative]
 
 
 class Runs:
