@@ -200,7 +200,7 @@ class _Pass:
     def made(self) -> int:
         """How many updates of the pass (an epoch, or its rest) this rank has applied."""
         optimizer = self._optimizer()
-        rounds = None if optimizer is None else _work_of(optimizer).rounds_of(self._tenure)
+        rounds = None if optimizer is None else optimizer._exchange.work.rounds_of(self._tenure)
         if rounds is not None:
             self._made = min(max(self._made, rounds - self.first), self.plan.updates)
         return self._made
@@ -236,7 +236,7 @@ class _Timeline:
         """Queue an epoch, or its rest, behind those that are not over. Returns an object that stands for its loop."""
         if self._tenure.enter():
             self.passes.clear()
-            self._end = _rounds(optimizer)
+            self._end = optimizer._exchange.work.rounds
         self.passes.append(_Pass(loader, optimizer, self._end))
         self._end = self.passes[-1].end
         self.loop = object()
@@ -291,14 +291,14 @@ class DynamicShardingLoader:
         same = sampler.process_set.process_set_id == wrapped.process_set.process_set_id
         require(same, "process_set of the sampler", "that of the optimizer", sampler.process_set)
         if wrapped not in _timelines:
-            work = _work_of(counting_passes(wrapped))
-            if wrapped.rounds > 0 or work.begun is not None or (wrapped.micro_batches is not None and work.made):
+            work = counting_passes(wrapped)._exchange.work
+            if wrapped.rounds > 0 or work.begun is not None or work.keeps_gradients:
                 raise ValueError(
                     "the optimizer has taken steps without a DynamicShardingLoader, so ranks do not know which update its data "
                     "begin with: wrap a new optimizer"
                 )
             _timelines[wrapped] = _Timeline()
-        _work_of(wrapped).begins_in_step = False
+        wrapped._exchange.work.begins_in_step = False
         self._loader = loader
         self._optimizer = wrapped
         self._timeline = _timelines[wrapped]
@@ -318,10 +318,14 @@ class DynamicShardingLoader:
                 timeline.passes.popleft()
         finally:
             if timeline.loop is loop:  # let other ranks make the begun micro-batch, unless a newer loop has begun it
-                _work_of(self._optimizer).give_back()
+                self._work.give_back()
+
+    @property
+    def _work(self) -> Any:
+        return self._optimizer._exchange.work  # add_param_group may have replaced it since the last batch
 
     def _batches(self, current: _Pass) -> Iterator[Any]:
-        optimizer, plan = self._optimizer, current.plan
+        plan = current.plan
         # Workers of the `DataLoader` load this rank's own batches in order, and this process loads the others.
         workers: Iterator[Any] = iter(current.loader) if current.loader.num_workers > 0 else iter(())
         handed_out = current.sampler._handed_out if current.loader.num_workers > 0 else deque()
@@ -333,13 +337,10 @@ class DynamicShardingLoader:
                     return batch  # those before were prefetched for micro-batches that other ranks have made
             return _load(current.loader, plan.indices(update, number))
 
-        while True:
-            number = _begin_before(optimizer, current.end)
-            if number is None:
-                return
-            rounds = _rounds(optimizer)
+        while (number := self._work.begin_before(current.end)) is not None:
+            rounds = self._work.rounds
             yield batch_of(rounds - current.first + plan.place.update, number)
-            if (_rounds(optimizer), _work_of(optimizer).begun) == (rounds, number):
+            if (self._work.rounds, self._work.begun) == (rounds, number):
                 raise RuntimeError(
                     "no step was taken with the last batch, for whose gradients all ranks wait. Call optimizer.step() after each "
                     "backward pass, and not after each K-th. To leave a batch out call optimizer.zero_grad() and "
@@ -376,9 +377,9 @@ def micro_batch_seed(optimizer: torch.optim.Optimizer, base: int = 0) -> int:
     """
     wrapped = _wrapped("micro_batch_seed", optimizer)
     require(is_int(base) and -(2**63) <= base < 2**63, "base", "an int of 64 bits", base)
-    exchange = wrapped._exchange
-    number = wrapped.begin_micro_batch()[1] if exchange.work is None else exchange.require_begun()
-    digest = hashlib.blake2b(struct.pack("<qqq", base, _rounds(wrapped), number), digest_size=4).digest()
+    wrapped._exchange.work.require_loader()
+    rounds, number = wrapped.begin_micro_batch()
+    digest = hashlib.blake2b(struct.pack("<qqq", base, rounds, number), digest_size=4).digest()
     return int.from_bytes(digest, "little")
 
 
@@ -387,22 +388,3 @@ def _wrapped(user: str, optimizer: Any) -> Any:
     fits = getattr(optimizer, "is_horovod_partial", False)
     require(fits, f"optimizer of {user}", "the result of hvd.DistributedOptimizer(...)", optimizer)
     return optimizer
-
-
-def _work_of(optimizer: Any) -> Any:
-    """Return what says which micro-batch comes next: a `SharedWork`, or an `OwnMicroBatches` without work sharing."""
-    return optimizer._exchange.work if optimizer.micro_batches is None else optimizer.micro_batches
-
-
-def _rounds(optimizer: Any) -> int:
-    """Return how many updates this rank has made. Under policies with late gradients ranks may have other rounds."""
-    rounds: int = (optimizer if optimizer.micro_batches is None else optimizer.micro_batches).rounds
-    return rounds
-
-
-def _begin_before(optimizer: Any, rounds: int) -> int | None:
-    """Begin a micro-batch, unless one has begun. Returns its number within its update, or None after `rounds` updates."""
-    exchange = optimizer._exchange  # add_param_group may have replaced the exchange since the last batch
-    if exchange.work is None:
-        return optimizer.micro_batches.begin_before(rounds)
-    return exchange.begin_before(exchange.rounds + rounds - optimizer.rounds)

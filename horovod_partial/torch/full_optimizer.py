@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import horovod.torch.optimizer as horovod_optimizer
@@ -14,10 +15,11 @@ from horovod.torch import mpi_ops
 
 from horovod_partial.checks import require_count
 from horovod_partial.torch.buckets import Widened
+from horovod_partial.torch.micro_batches import OwnMicroBatches
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.ownership import require_ownership, take_over
 from horovod_partial.torch.round_steps import RoundSteps
-from horovod_partial.torch.wrapping import Exchange, Methods, evaluate, own_attributes, unwrapped, with_positions
+from horovod_partial.torch.wrapping import Exchange, Methods, own_attributes, unwrapped, with_positions
 
 
 def wrap(
@@ -66,12 +68,9 @@ def wrap(
 
     def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         require_ownership(self)
-        loss = None
-        if self.micro_batches is not None:
-            loss, closure = evaluate(closure), None  # before the pass counts: a closure may clear gradients, or fail
-            if not self.micro_batches.complete():
-                return loss
-            self.micro_batches.is_stepping = True
+        return self._exchange.work.step(closure, partial(take_step, self))
+
+    def take_step(self: Any, closure: Callable[[], Any] | None) -> Any:
         if closure is None or takes_closures or not self._should_synchronize:
             if round_steps.changes_gradients and self._should_synchronize and not _is_synchronized(self):
                 self.synchronize()
@@ -86,18 +85,15 @@ def wrap(
             self._synchronized = False
         self._rounds += 1
         round_steps.after(self)
-        if self.micro_batches is not None:
-            self.micro_batches.is_stepping = False
-        return result if loss is None else loss
+        return result
 
     def synchronize(self: Any) -> None:
         require_ownership(self)
-        if self.micro_batches is not None:
-            self.micro_batches.require_last()
+        self._exchange.work.require_last()
         horovod_synchronize(self)
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
-        if self.micro_batches is not None and self.micro_batches.made:
+        if self._exchange.work.keeps_gradients:
             return
         if self.is_under_way():
             horovod_zero_grad(self)  # Horovod's `zero_grad` raises its error, because gradients are under way
@@ -107,8 +103,7 @@ def wrap(
 
     def set_backward_passes_per_step(self: Any, passes: int) -> None:
         require_count("passes", passes, 1)
-        if self.micro_batches is not None:
-            self.micro_batches.check(passes)
+        self._exchange.work.set_passes(passes)
         horovod_set_passes(self, passes)
 
     def add_param_group(self: Any, param_group: dict[str, Any]) -> None:
@@ -132,12 +127,9 @@ def wrap(
     cls.flushed.__doc__ = "Nothing is ever pending under `Full`."
     cls.rounds = property(lambda self: self._rounds, doc="Steps taken: under `Full` every step is a round.")
     cls.steps_in_round = 1.0
-    cls.micro_batches, cls._exchange = None, Exchange()  # Horovod exchanges the gradients
-    cls.updated, cls.ends_update, cls.begin_micro_batch = (
-        Methods.updated,
-        Methods.ends_update,
-        Methods.begin_micro_batch,
-    )
+    cls._exchange = Exchange()  # Horovod exchanges the gradients
+    for name in ("updated", "ends_update", "begin_micro_batch"):
+        setattr(cls, name, vars(Methods)[name])
     cls.merging_plan = cls.last_round = cls.last_average = None  # `Full` has no merging plan, and averages no models
     cls.__reduce__ = lambda self: unwrapped(self, base)
     wrapped._rounds = 0
@@ -212,7 +204,7 @@ def _refuse_scaler_of_local_gradients(optimizer: Any) -> bool:
     still being reduced, or if `step` comes after each pass: the GradScaler would then look at the gradients of this rank
     alone, and each rank would skip steps by itself.
     """
-    if optimizer._handles or optimizer.micro_batches is not None:
+    if optimizer._handles or isinstance(optimizer._exchange.work, OwnMicroBatches):
         raise RuntimeError(
             "a GradScaler steps an optimizer that was wrapped without it, while gradients are under way: each rank would skip "
             "steps by itself. Pass it: hvd.DistributedOptimizer(..., grad_scaler=scaler), or call optimizer.synchronize() first"
@@ -233,18 +225,18 @@ def unscale_reduced(scaler: torch.amp.GradScaler, wrapped: Any) -> None:
 
     # If the optimizer's `step` comes after each backward pass, the scaler acts at the end of an update.
     def step_at_end(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        passes = wrapped.micro_batches if optimizer is wrapped else None
-        if passes is None:
+        if optimizer is not wrapped:
             return step(optimizer, *args, **kwargs)
-        if not optimizer.ends_update:
-            return optimizer.step(*args, **kwargs)
-        before, result = passes.rounds, step(optimizer, *args, **kwargs)
-        if passes.rounds == before:  # the scaler has skipped the step, because a gradient is not finite
-            passes.complete()
+        work = wrapped._exchange.work
+        if not work.is_last:
+            return wrapped.step(*args, **kwargs)
+        before, result = work.rounds, step(wrapped, *args, **kwargs)
+        if work.rounds == before:  # the scaler has skipped the step, because a gradient is not finite
+            work.skipped()
         return result
 
     def update_at_end(new_scale: float | torch.Tensor | None = None) -> None:
-        if wrapped.micro_batches is None or wrapped.micro_batches.made == 0:
+        if not wrapped._exchange.work.keeps_gradients:
             update(new_scale)
 
     scaler.unscale_ = synchronize_and_unscale  # type: ignore[method-assign]

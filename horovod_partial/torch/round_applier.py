@@ -147,6 +147,7 @@ class RoundApplier(Exchange, ABC):
         remove_hooks(self._set.hooks)
 
     def succeed(self, before: Exchange) -> None:
+        super().succeed(before)
         assert isinstance(before, RoundApplier)
         self.overflows = before.overflows
         self.thread = before.thread
