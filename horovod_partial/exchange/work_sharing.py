@@ -53,6 +53,10 @@ class MicroBatches:
 
     def require_last(self) -> None:
         """Raise RuntimeError within an update, whose gradients are not complete."""
+        if not self.is_last:
+            raise RuntimeError(
+                "synchronize() came within an update: its gradients are complete after its last backward pass"
+            )
 
     def begin_before(self, rounds: float) -> int | None:
         """Begin a micro-batch, unless one has begun. Returns its number within its update, or None after `rounds` updates.

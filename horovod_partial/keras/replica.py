@@ -107,6 +107,6 @@ def assert_replicas_equal(model: keras.Model, optimizer: Any = None) -> None:
     everyone = backend.horovod.global_process_set
     replicas.check_equal(
         replicas.hashes_of(replica),
-        lambda data: backend.gather_bytes(data, "assert_replicas_equal", everyone),
+        lambda data: backend.runtime.gather_bytes(data, "assert_replicas_equal", everyone),
         range(backend.horovod.size()),
     )

@@ -163,6 +163,7 @@ class LateGradients(RoundApplier):
             self._set.family.arrive(bucket, self._present_scale())
 
     def synchronize(self) -> None:
+        self.work.require_last()
         if self._state.is_synchronized:
             return
         self._wait()

@@ -43,7 +43,8 @@ class OwnMicroBatches(MicroBatches):
 
     @property
     def is_last(self) -> bool:
-        return (self._made if self._tenure.is_current else 0) + 1 >= self._passes
+        made = self._made if self._tenure.is_current else 0
+        return self._is_stepping or made + 1 >= self._passes
 
     @property
     def keeps_gradients(self) -> bool:
@@ -68,12 +69,6 @@ class OwnMicroBatches(MicroBatches):
         self.begun, self.updated = None, int(self.is_last)
         self._made = 0 if self.updated else self._made + 1
         self._rounds += self.updated
-
-    def require_last(self) -> None:
-        if not (self.is_last or self._is_stepping):
-            raise RuntimeError(
-                "synchronize() came within an update: its gradients are complete after its last backward pass"
-            )
 
     def begin_before(self, rounds: float) -> int | None:
         self._enter()

@@ -40,7 +40,6 @@ class Exchange:
     synchronizes_in_step = True
     last_round: RoundInfo | None = None
     last_average: Any = None
-    combines_gradients = True  # False if models are averaged
     work = MicroBatches()
     thread = NO_THREAD  # the thread that took the last step
     _local_steps = 0  # how many steps this rank has taken
@@ -144,8 +143,6 @@ class Methods(torch.optim.Optimizer):
             RuntimeError: gradients were changed while they travelled, or a later wrapper has taken parameters of this one.
         """
         require_ownership(self)
-        if self._exchange.combines_gradients:
-            self._exchange.work.require_last()
         self._exchange.synchronize()
 
     def register_round_hook(self, hook: RoundHook, state: Any = None) -> RemovableHandle:
