@@ -59,10 +59,10 @@ class Cutting(NamedTuple):
     def _cut(
         self, shards: Sequence[Lengths], samples: Sequence[Samples], count: int, ranks: int, draw: Generator
     ) -> list[Steps]:
-        """Cut `samples` of each shard into the same number of steps, in which the samples of all shards are alike.
+        """Cut the samples of each shard into the same number of steps. In a step, those of all shards are alike.
 
-        `shards` has the lengths of the samples of each shard. The steps of a shard have `count` samples, some of which come
-        twice or not at all, and `ranks` ranks share each step.
+        `shards` has the lengths of the samples of each shard, and `samples` those that are to be cut. The steps of a
+        shard have `count` samples: some come twice, or are left out. `ranks` ranks share each step.
         """
         if count == 0:
             return [Steps(np.zeros(0, np.int64), np.zeros(1, np.int64)) for _ in shards]

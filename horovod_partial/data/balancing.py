@@ -245,7 +245,7 @@ class BalancedBatchSampler:
             )
 
     def _split(self, place: Place) -> tuple[Place, int]:
-        """Divide a place into what other numbers of ranks have done, and the number of steps of the present one since."""
+        """Divide a place into what other numbers of ranks have done, and the steps that the present one has taken."""
         is_present = bool(place) and place[-1][0] == self._process_set.size()
         return (place[:-1], place[-1][1]) if is_present else (place, 0)
 

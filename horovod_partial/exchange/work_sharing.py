@@ -20,8 +20,8 @@ class MicroBatches:
     """Says which calls of an optimizer's `step` end an update, and which micro-batch this rank computes next.
 
     This base class is for Horovod's own loop, in which each call of `step` ends an update, and micro-batches have no
-    numbers. `begun` is the number, within its update, of the micro-batch that this rank has begun and not finished; None
-    if there is none. If `begins_in_step` is False, a loader of data begins the first micro-batch of each update.
+    numbers. `begun` is the number, within its update, of the micro-batch that this rank has begun and not finished. It
+    is None if there is none. If `begins_in_step` is False, a loader of data begins the first micro-batch of each update.
     `updated` is the number of updates that were applied between the ends of the last two calls of `step`.
     """
 
@@ -41,7 +41,7 @@ class MicroBatches:
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether gradients of an update that is not complete wait in the parameters, so that nothing may clear them."""
+        """Whether gradients of an incomplete update are in the parameters, so that nothing may clear them."""
         return False
 
     def step(self, closure: Any, take: Callable[[Any], Any]) -> Any:
@@ -59,10 +59,10 @@ class MicroBatches:
             )
 
     def begin_before(self, rounds: float) -> int | None:
-        """Begin a micro-batch, unless one has begun. Returns its number within its update, or None after `rounds` updates.
+        """Begin a micro-batch, unless one has begun. Returns its number in its update; None after `rounds` updates.
 
-        The micro-batches of rank 0 have the first numbers, then come those of rank 1. Raises ValueError if micro-batches
-        have no numbers.
+        The micro-batches of rank 0 have the first numbers, then come those of rank 1. Raises ValueError in Horovod's own
+        loop.
         """
         raise ValueError(
             "begin_micro_batch() needs sync=hvd.WorkSharing(), or step_each_pass=True, or a DynamicShardingLoader"
@@ -168,8 +168,10 @@ class SharedWork(MicroBatches):
             updates.declare_buckets()
 
     def after(self, before: MicroBatches) -> MicroBatches:
+        assert isinstance(before, SharedWork)
         rounds, self.begins_in_step = before.rounds, before.begins_in_step
-        self.enter()
+        if before.is_current:
+            self.enter()
         self._rounds = self._first = rounds
         return self
 

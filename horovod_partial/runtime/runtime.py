@@ -47,8 +47,8 @@ class Runtime:
     """A framework's Horovod with this package's hooks installed.
 
     `mpi_ops` is Horovod's module of that framework. `library` is the path of the shared object with Horovod's core.
-    `tensor_of` makes a tensor of that framework from an array. `waits_are_told` says whether the front end reports waits
-    for Horovod, by `in_horovods_wait` and `asks_horovod`.
+    `tensor_of` makes a tensor of the framework from an array. `waits_are_told` says whether the front end reports
+    waits for Horovod, by `in_horovods_wait` and `asks_horovod`.
     Raises ImportError, and changes nothing, if this package was built for a Horovod with other features, or the hooks
     do not fit.
     """

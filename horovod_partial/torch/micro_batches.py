@@ -16,8 +16,8 @@ from horovod_partial.torch.operations import runtime
 class OwnMicroBatches(MicroBatches):
     """Lets the loop of `hvd.WorkSharing` run under any other policy: `step` comes after each backward pass.
 
-    An update has `passes` micro-batches of each rank, and each rank computes its own. The last call of `step` in an update
-    takes the optimizer's step. The others only count.
+    An update has `passes` micro-batches of each rank, and each rank computes its own. The last call of `step` in an
+    update takes the optimizer's step. The others only count.
     """
 
     def __init__(self, process_set: ProcessSet, passes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -31,8 +32,8 @@ class Exchange:
     """Base class of what combines gradients before an optimizer's own step, or averages its model after the step.
 
     The wrapped optimizer is the object that `wrap` returns, and holds the exchange. Its properties `last_round` and
-    `last_average` come from here. `work` says which calls of its `step` end an update. `synchronized` tells whether this step has waited for its results, and
-    `synchronizes_in_step` whether `step` waits for them.
+    `last_average` come from here. `work` says which calls of its `step` end an update. `synchronized` tells whether
+    this step has waited for its results, and `synchronizes_in_step` whether `step` waits for them.
     """
 
     process_set: ProcessSet
@@ -42,11 +43,14 @@ class Exchange:
     last_average: Any = None
     work = MicroBatches()
     thread = NO_THREAD  # the thread that took the last step
+    _wrapped: weakref.ref[Any] | None = None
     _local_steps = 0  # how many steps this rank has taken
     _flushed_at = 0  # how many of these it had taken at the last flush
 
-    def belong_to(self, optimizer: Any) -> None:
-        """Learn which wrapped optimizer holds this object. The reference must be weak."""
+    @property
+    def wrapped(self) -> Any:
+        """The wrapped optimizer, the object that holds this one; None if it is gone."""
+        return None if self._wrapped is None else self._wrapped()
 
     @property
     def synchronized(self) -> bool:
@@ -202,7 +206,7 @@ class Methods(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
         before, rounds, self._exchange = self._exchange, self.rounds, exchange
-        exchange.belong_to(self)
+        exchange._wrapped = weakref.ref(self)
         exchange.succeed(before)
         exchange.set_passes(self.backward_passes_per_step)
         self._rounds_before = runtime.generation, rounds - exchange.rounds
@@ -345,7 +349,9 @@ class Methods(torch.optim.Optimizer):
         self.state, self.param_groups = state, groups
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return unwrapped(self, self._base)
+        """Pickle the wrapper as an instance of the user's class, without hooks."""
+        state = {"defaults": self.defaults, "state": self.state, "param_groups": self.param_groups}
+        return self._base.__new__, (self._base,), state
 
     def _require_process_set(self) -> None:
         if self.process_set.process_set_id is None:
@@ -376,7 +382,7 @@ def wrap(
     vars(instance).update(own_attributes(optimizer))
     instance._exchange = exchange
     instance._make_exchange = make_exchange
-    exchange.belong_to(instance)
+    exchange._wrapped = weakref.ref(instance)
     instance.backward_passes_per_step = backward_passes_per_step
     take_over(instance, exchange.process_set)
     return instance
@@ -411,12 +417,6 @@ class Name:
             alike = f"{self._process_set.ranks} {self._members}"
             self._name = _names.new("DistributedOptimizer", alike)
         return self._name
-
-
-def unwrapped(optimizer: torch.optim.Optimizer, base: type) -> tuple[Any, ...]:
-    """Return what `__reduce__` needs to pickle a wrapper as an instance of the user's class without hooks."""
-    state = {"defaults": optimizer.defaults, "state": optimizer.state, "param_groups": optimizer.param_groups}
-    return base.__new__, (base,), state
 
 
 def with_positions(

@@ -410,6 +410,22 @@ def test_a_step_that_fails_ends_its_update(world: World, sync: str) -> None:
         optimizer.synchronize()
 
 
+@alone
+@pytest.mark.parametrize("sync", ["full", "quorum:1.0"])
+def test_a_loaded_state_begins_an_update(world: World, sync: str) -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer: Any = hvd.DistributedOptimizer(
+        torch.optim.SGD([weight], lr=1.0), backward_passes_per_step=2, sync=sync, step_each_pass=True
+    )
+    weight.sum().backward()
+    optimizer.step()
+    assert optimizer.ends_update
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert not optimizer.ends_update
+    optimizer.zero_grad()
+    assert weight.grad is None
+
+
 # --- One rank
 
 
