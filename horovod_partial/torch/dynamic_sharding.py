@@ -223,24 +223,24 @@ class _Timeline:
     """Says to which pass (an epoch, or the rest of one) each update of an optimizer belongs.
 
     It is the same on all ranks without any message, because all ranks begin the same loops in the same order. `passes`
-    have begun and are not over, oldest first. `loop` stands for the newest loop.
+    have begun and are not over, oldest first. `newest` is the pass that the newest loop has begun.
     """
 
     def __init__(self) -> None:
         self.passes: deque[_Pass] = deque()
-        self.loop: object = None
-        self._end = 0  # the optimizer's `rounds` at which the newest pass (an epoch, or its rest) ends
+        self.newest: _Pass | None = None
         self._tenure = Tenure(runtime)
 
-    def begin(self, loader: DataLoader[Any], optimizer: Any) -> object:
-        """Queue an epoch, or its rest, behind those that are not over. Returns an object that stands for its loop."""
-        if self._tenure.enter():
+    def begin(self, loader: DataLoader[Any], optimizer: Any) -> _Pass:
+        """Queue an epoch, or its rest, behind those that are not over."""
+        if self._tenure.enter() or self.newest is None:
             self.passes.clear()
-            self._end = optimizer._exchange.work.rounds
-        self.passes.append(_Pass(loader, optimizer, self._end))
-        self._end = self.passes[-1].end
-        self.loop = object()
-        return self.loop
+            first = optimizer._exchange.work.rounds
+        else:
+            first = self.newest.end
+        self.newest = _Pass(loader, optimizer, first)
+        self.passes.append(self.newest)
+        return self.newest
 
 
 _timelines: weakref.WeakKeyDictionary[Any, _Timeline] = weakref.WeakKeyDictionary()
@@ -250,13 +250,12 @@ class DynamicShardingLoader:
     """The batches that this rank trains with, under `hvd.WorkSharing()` or any other policy.
 
     Write `for batch in loader`, with one backward pass and one step for each batch. Under other policies than
-    `hvd.WorkSharing()` each rank gets its own micro-batches, and the optimizer's `step` behaves as with `step_each_pass`.
-    The rest of this text is about `hvd.WorkSharing()`. A micro-batch begins when the loop
-    yields its batch, or in the `step` before if that step has applied no update. From then on no other rank takes the
-    micro-batch over. The loader's workers load this rank's own micro-batches, and
-    prefetch them in order. Batches prefetched for micro-batches that other ranks have taken over are dropped. When this
-    rank begins a micro-batch of another rank, this process loads it, by the dataset and the `collate_fn` of the loader.
-    So the dataset must work in this process too.
+    `hvd.WorkSharing()` each rank gets its own micro-batches, and the optimizer's `step` behaves as with
+    `step_each_pass`. The rest of this text is about `hvd.WorkSharing()`. A micro-batch begins when the loop yields its
+    batch, or in the `step` before if that step has applied no update. From then on no other rank takes the micro-batch
+    over. The loader's workers load this rank's own micro-batches, and prefetch them in order. Batches prefetched for
+    micro-batches that other ranks have taken over are dropped. When this rank begins a micro-batch of another rank, this
+    process loads it, by the dataset and the `collate_fn` of the loader. So the dataset must work in this process too.
 
     A loop ends when all updates of the epoch have been applied, on every rank at the same `optimizer.rounds`. Ranks get
     different numbers of batches: stop, evaluate and save by `optimizer.rounds`, after `step()`, not by batches. (In an
@@ -309,7 +308,7 @@ class DynamicShardingLoader:
 
     def __iter__(self) -> Iterator[Any]:
         timeline = self._timeline
-        loop = timeline.begin(self._loader, self._optimizer)
+        begun = timeline.begin(self._loader, self._optimizer)
         try:
             while timeline.passes:
                 current = timeline.passes[0]
@@ -317,7 +316,7 @@ class DynamicShardingLoader:
                 yield from self._batches(current)
                 timeline.passes.popleft()
         finally:
-            if timeline.loop is loop:  # let other ranks make the begun micro-batch, unless a newer loop has begun it
+            if timeline.newest is begun:  # let other ranks make the begun micro-batch, unless a newer loop has begun it
                 self._work.give_back()
 
     @property
