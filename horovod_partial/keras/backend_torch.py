@@ -292,9 +292,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
     runtime.flush(horovod.global_process_set.process_set_id, compares=False)
     named = [(f"broadcast_variables.{index}", native(variable)) for index, variable in enumerate(variables)]
     kinds = [f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for _, tensor in named]
-    everyone = horovod.global_process_set
-    gather = partial(runtime.gather_bytes, name="broadcast_variables.kinds", process_set=everyone)
-    check_alike(kinds, gather, range(horovod.size()))
+    check_alike(kinds, runtime, horovod.global_process_set)
     horovod.broadcast_parameters([(name, _as_sent(tensor.detach())) for name, tensor in named], root_rank)
 
 

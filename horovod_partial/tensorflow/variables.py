@@ -43,10 +43,7 @@ def broadcast_variables(
         return _in_place(natives, root_rank, process_set) if inplace else _by_copies(natives, root_rank, process_set)
     runtime.flush(process_set.process_set_id, compares=False)  # deliver late gradients: they belong to the old values
     kinds = [f"{variable.dtype.name} {tuple(variable.shape)}" for variable in natives]
-    ranks = range(mpi_ops.size()) if process_set.ranks is None else process_set.ranks
-    replicas.check_alike(
-        kinds, lambda data: runtime.gather_bytes(data, "broadcast_variables.kinds", process_set), ranks
-    )
+    replicas.check_alike(kinds, runtime, process_set)
     if inplace:
         _in_place(natives, root_rank, process_set)
     else:

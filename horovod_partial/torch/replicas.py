@@ -57,9 +57,7 @@ def assert_replicas_equal(
     groups = [] if optimizer is None else optimizer.param_groups
     names = {parameter: f"number {i}" for i, parameter in enumerate(p for group in groups for p in group["params"])}
     names |= {parameter: name for name, parameter in model.named_parameters()}
-    hashes = replicas.hashes_of(ReplicaState(optimizer or _NO_OPTIMIZER, names, ()))
-    ranks = process_set.ranks if process_set.ranks is not None else range(mpi_ops.size())
-    replicas.check_equal(hashes, lambda data: runtime.gather_bytes(data, "assert_replicas_equal", process_set), ranks)
+    replicas.check_equal(ReplicaState(optimizer or _NO_OPTIMIZER, names, ()), runtime, process_set)
 
 
 def save_checkpoint(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: Any, **more: Any) -> None:
