@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import horovod.torch.optimizer as horovod_optimizer
@@ -89,7 +88,7 @@ _KEPT = {"skip_synchronize", "_synchronized"}  # what Horovod's own code has und
 
 
 class FullExchange(Exchange):
-    """Calls Horovod's own code, which reduces every gradient: the methods that `cls`, a class of Horovod's, has now."""
+    """Lets Horovod's own code reduce every gradient: the methods that `cls`, the class of Horovod's wrapper, has now."""
 
     is_flushed = True  # nothing is ever pending
 
@@ -98,7 +97,7 @@ class FullExchange(Exchange):
     ) -> None:
         self.process_set = process_set
         self.round_steps = round_steps
-        self._horovod = SimpleNamespace(**vars(cls))
+        self._horovod = dict(vars(cls))
         # Horovod has two `step` methods. The one for Adasum supports closures, and the other does not.
         self.is_adasum = cls.step is not horovod_optimizer._DistributedOptimizer.step
         self._has_scaler = grad_scaler is not None
@@ -119,7 +118,7 @@ class FullExchange(Exchange):
             self.round_steps.before(optimizer)
             scaler_has_reduced = self._has_scaler and _is_synchronized(optimizer)
             with optimizer.skip_synchronize() if changes or scaler_has_reduced else nullcontext():
-                result = self._horovod.step(optimizer, closure)
+                result = self._horovod["step"](optimizer, closure)
         else:
             if optimizer._handles:  # gradients were made before the closure, for example for SAM's first step
                 self.synchronize()
@@ -147,14 +146,14 @@ class FullExchange(Exchange):
 
     def synchronize(self) -> None:
         self.work.require_last()
-        self._horovod.synchronize(self.wrapped)
+        self._horovod["synchronize"](self.wrapped)
 
     def before_zero_grad(self) -> None:
         if self.is_under_way:
-            self._horovod.zero_grad(self.wrapped)  # it raises Horovod's error
+            self._horovod["zero_grad"](self.wrapped)  # it raises Horovod's error
 
     def set_passes(self, passes: int) -> None:
-        self._horovod.set_backward_passes_per_step(self.wrapped, passes)
+        self._horovod["set_backward_passes_per_step"](self.wrapped, passes)
 
     def flush_optimizer(self, optimizer: Any) -> None:
         pass
