@@ -148,7 +148,7 @@ class BalancedBatchSampler:
             batch: the number of the batch in the loop, from 0 on.
         """
         require(is_int(batch) and batch >= 0, "batch", "an int, 0 or more", batch)
-        before, taken = self._split(self._start)
+        before, taken = self._split()
         self._done = (*before, (self._process_set.size(), taken + batch + 1))
 
     def state_dict(self) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class BalancedBatchSampler:
 
         It differs between epochs with `max_tokens`, and after `load_state_dict`.
         """
-        return len(self._steps()) - self._split(self._start)[1]
+        return len(self._steps()) - self._split()[1]
 
     def __iter__(self) -> Iterator[list[int]]:
         if self._compared != self._runtime.generation:
@@ -198,7 +198,7 @@ class BalancedBatchSampler:
         self._done = self._start
         rank, ranks = self._process_set.rank(), self._process_set.size()
         steps = self._steps()
-        for number in range(self._split(self._start)[1], len(steps)):
+        for number in range(self._split()[1], len(steps)):
             while self._found:  # the thread that compares adds to this list
                 self._check(self._found.pop())
             step = steps.of(number)  # in each step, another rank gets the longest sample
@@ -206,7 +206,7 @@ class BalancedBatchSampler:
             self._is_set = False
 
     def _gathered(self) -> list[bytes]:
-        """Return what each rank has: a hash of what all must have alike and, with `sharded`, the lengths of its samples."""
+        """Return what each rank has: a hash of what all must have alike and, with `sharded`, its lengths."""
         lengths = self._lengths.tobytes()
         alike = repr((self._seed, self._sharded, self._cutting)).encode() + (b"" if self._sharded else lengths)
         own = hashlib.blake2b(alike, digest_size=_DIGEST).digest() + (lengths if self._sharded else b"")
@@ -244,14 +244,15 @@ class BalancedBatchSampler:
                 stacklevel=3,
             )
 
-    def _split(self, place: Place) -> tuple[Place, int]:
-        """Divide a place into what other numbers of ranks have done, and the steps that the present one has taken."""
-        is_present = bool(place) and place[-1][0] == self._process_set.size()
-        return (place[:-1], place[-1][1]) if is_present else (place, 0)
+    def _split(self) -> tuple[Place, int]:
+        """Return what other numbers of ranks have done before the loop, and how many steps this number has taken."""
+        start = self._start
+        is_present = bool(start) and start[-1][0] == self._process_set.size()
+        return (start[:-1], start[-1][1]) if is_present else (start, 0)
 
     def _steps(self) -> Steps:
         """Return the steps of the present number of ranks, from the last place on where their number has changed."""
-        before, ranks = self._split(self._start)[0], self._process_set.size()
+        before, ranks = self._split()[0], self._process_set.size()
         key = self.epoch, before, ranks
         if self._planned is None or self._planned[0] != key:
             self._planned = key, self._plan(before, ranks)
