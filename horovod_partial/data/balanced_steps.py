@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 Lengths = NDArray[np.float64]
@@ -38,46 +39,52 @@ class Cutting(NamedTuple):
     drop_last: bool
     longest_first: bool
 
-    def steps(self, lengths: Lengths, samples: Samples, ranks: int, draw: np.random.Generator) -> Steps:
+    def steps(self, lengths: Lengths, samples: Samples, ranks: int, draw: Generator) -> Steps:
         """Cut `samples` into the steps of `ranks` ranks. `lengths` has the lengths of all samples of the dataset."""
-        order = draw.permutation(samples) if self.shuffle else samples
         unit = ranks * (self.batch_size or 1) if self.drop_last else ranks
-        order = np.resize(order, (len(order) // unit if self.drop_last else math.ceil(len(order) / unit)) * unit)
-        if len(order) == 0:
-            return Steps(order, np.zeros(1, np.int64))
-        order = order[np.argsort(lengths[order], kind="stable")]
-        sizes = self._sizes(lengths[order], ranks, draw)
-        if self.shuffle:
-            window, limit = _windows(lengths[order[np.cumsum(sizes) - 1]], sizes, draw)
-            order = _mixed(order, np.repeat(window, sizes), draw)
-            sizes = sizes if self.max_tokens is None else self._sizes(np.repeat(limit, sizes), ranks, draw)
-        longest = np.maximum.reduceat(lengths[order], np.cumsum(sizes) - sizes)
-        return self._in_sequence(lengths, order, sizes, self._sequence(sizes * longest, draw))
+        count = (len(samples) // unit if self.drop_last else math.ceil(len(samples) / unit)) * unit
+        return self._cut([lengths], [samples], count, ranks, draw)[0]
 
-    def steps_of_shards(self, shards: Sequence[Lengths], rank: int, draw: np.random.Generator) -> Steps:
+    def steps_of_shards(self, shards: Sequence[Lengths], draw: Generator) -> list[Steps]:
         """Cut the samples of each rank into steps. `shards` has the lengths of each rank's own samples.
 
-        The result has the samples of `rank`. All ranks have the same number of steps.
+        The result has the steps of each rank, equally many.
         """
         assert self.batch_size is not None
         counts = [len(lengths) for lengths in shards]
         number = math.ceil((sum(counts) / len(counts) if self.shuffle else max(counts)) / self.batch_size)
         number = min(counts) // self.batch_size if self.drop_last else number
-        if number == 0:
-            return Steps(np.zeros(0, np.int64), np.zeros(1, np.int64))
-        orders = []
-        for lengths in shards:
-            order = draw.permutation(len(lengths)) if self.shuffle else np.arange(len(lengths))
-            order = np.resize(order, number * self.batch_size)
-            orders.append(order[np.argsort(lengths[order], kind="stable")])
-        sizes = np.full(number, self.batch_size)
-        if self.shuffle:
-            window, _ = _windows(_longest(shards, orders, self.batch_size), sizes, draw)
-            orders = [_mixed(order, np.repeat(window, sizes), draw) for order in orders]
-        sequence = self._sequence(_longest(shards, orders, self.batch_size), draw)
-        return self._in_sequence(shards[rank], orders[rank], sizes, sequence)
+        return self._cut(shards, [np.arange(count) for count in counts], number * self.batch_size, 1, draw)
 
-    def _sizes(self, lengths: Lengths, ranks: int, draw: np.random.Generator) -> NDArray[np.int64]:
+    def _cut(
+        self, shards: Sequence[Lengths], samples: Sequence[Samples], count: int, ranks: int, draw: Generator
+    ) -> list[Steps]:
+        """Cut the samples of each shard into the same number of steps. In a step, those of all shards are alike.
+
+        `shards` has the lengths of the samples of each shard, and `samples` those that are to be cut. The steps of a
+        shard have `count` samples: some come twice, or are left out. `ranks` ranks share each step.
+        """
+        if count == 0:
+            return [Steps(np.zeros(0, np.int64), np.zeros(1, np.int64)) for _ in shards]
+        orders = []
+        for lengths, of_shard in zip(shards, samples, strict=True):
+            order = np.resize(draw.permutation(of_shard) if self.shuffle else of_shard, count)
+            orders.append(order[np.argsort(lengths[order], kind="stable")])
+        sizes = self._sizes(shards[0][orders[0]], ranks, draw)
+        if self.shuffle:
+            window, limit = _windows(_longest(shards, orders, sizes), sizes, draw)
+            # Shuffle the samples of each window.
+            orders = [order[np.lexsort((draw.random(count), np.repeat(window, sizes)))] for order in orders]
+            sizes = sizes if self.max_tokens is None else self._sizes(np.repeat(limit, sizes), ranks, draw)
+        sequence = self._sequence(sizes * _longest(shards, orders, sizes), draw)
+        place = np.repeat(np.argsort(sequence), sizes)  # when the step of each sample is taken
+        edges = np.concatenate([[0], np.cumsum(sizes[sequence])])
+        return [
+            Steps(order[np.lexsort((lengths[order], place))], edges)
+            for lengths, order in zip(shards, orders, strict=True)
+        ]
+
+    def _sizes(self, lengths: Lengths, ranks: int, draw: Generator) -> NDArray[np.int64]:
         """Return how many samples each step has. `lengths` rise. A step is a part of them, the first one the shortest."""
         sizes: list[int] = []
         if self.batch_size is not None:
@@ -94,7 +101,7 @@ class Cutting(NamedTuple):
             end -= sizes[-1]
         return np.array(sizes[::-1])
 
-    def _sequence(self, costs: Lengths, draw: np.random.Generator) -> NDArray[np.int64]:
+    def _sequence(self, costs: Lengths, draw: Generator) -> NDArray[np.int64]:
         """Return the numbers of the steps in the order in which they are taken."""
         if not self.shuffle:
             return np.arange(len(costs))[:: -1 if self.longest_first else 1]
@@ -104,37 +111,25 @@ class Cutting(NamedTuple):
             sequence[[0, place]] = sequence[[place, 0]]
         return sequence
 
-    @staticmethod
-    def _in_sequence(lengths: Lengths, order: Samples, sizes: NDArray[np.int64], sequence: NDArray[np.int64]) -> Steps:
-        """Bring steps into the order in which they are taken, and the samples of each step into that of their lengths."""
-        turn = np.argsort(sequence)  # when each step is taken
-        order = order[np.lexsort((lengths[order], np.repeat(turn, sizes)))]
-        return Steps(order, np.concatenate([[0], np.cumsum(sizes[sequence])]))
-
 
 def cost_of_shards(shards: Sequence[Lengths], batch_size: int) -> float:
     """Return how much longer steps take than if all ranks shared all samples. 0.1 means 10 % longer."""
     shared = np.sort(np.concatenate(shards))[::-1][:: batch_size * len(shards)]
     places = np.linspace(0, 1, len(shared) * batch_size)
     orders = [np.argsort(lengths)[(places * (len(lengths) - 1)).round().astype(int)] for lengths in shards]
-    return float(_longest(shards, orders, batch_size).sum() / max(shared.sum(), 1e-9)) - 1
+    sizes = np.full(len(shared), batch_size)
+    return float(_longest(shards, orders, sizes).sum() / max(shared.sum(), 1e-9)) - 1
 
 
-def _longest(shards: Sequence[Lengths], orders: Sequence[Samples], batch_size: int) -> Lengths:
-    """Return the length of the longest sample in each step, over all ranks."""
-    longest = [lengths[order].reshape(-1, batch_size).max(1) for lengths, order in zip(shards, orders, strict=True)]
-    found: Lengths = np.max(longest, axis=0)
-    return found
+def _longest(shards: Sequence[Lengths], orders: Sequence[Samples], sizes: NDArray[np.int64]) -> Lengths:
+    """Return the length of the longest sample in each step, over all shards."""
+    first = np.cumsum(sizes) - sizes
+    of_shards = [np.maximum.reduceat(lengths[order], first) for lengths, order in zip(shards, orders, strict=True)]
+    longest: Lengths = np.max(of_shards, axis=0)
+    return longest
 
 
-def _mixed(order: Samples, window: NDArray[np.float64], draw: np.random.Generator) -> Samples:
-    """Shuffle the samples of each window."""
-    return order[np.lexsort((draw.random(len(order)), window))]
-
-
-def _windows(
-    longest: Lengths, sizes: NDArray[np.int64], draw: np.random.Generator
-) -> tuple[NDArray[np.float64], Lengths]:
+def _windows(longest: Lengths, sizes: NDArray[np.int64], draw: Generator) -> tuple[NDArray[np.float64], Lengths]:
     """Return the window of each step, and the length of the longest sample in this window.
 
     Steps whose samples have similar lengths share a window, and exchange samples. `longest` is the length of the longest

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -72,9 +72,7 @@ class BalancedBatchSampler:
             step is left. A loop raises this error on every rank, within its first batches.
     """
 
-    # The subclass for each framework has these two. `_gather` returns the bytes of all ranks, by rank.
-    _runtime: Runtime
-    _gather: Callable[[bytes, str, ProcessSet], list[bytes]]
+    _runtime: Runtime  # that of the framework, whose subclass of this class has it
 
     def __init__(
         self,
@@ -113,8 +111,7 @@ class BalancedBatchSampler:
         # The generation of Horovod in which this rank has begun to compare with others. A `Tenure` cannot be pickled.
         self._compared = 0
         self._found: list[list[bytes]] = []  # what all ranks have, until a loop has looked at it
-        self._start: Place = ()  # where the next loop begins
-        self._begun: Place = ()  # where the newest loop began
+        self._start: Place = ()  # where the newest loop began, or else the next one begins
         self._done: Place = ()  # what `record_batch` has recorded
         self._is_set = True  # whether `set_epoch` or `load_state_dict` was called since the newest loop began
         self._planned: tuple[Any, Steps] | None = None
@@ -131,7 +128,7 @@ class BalancedBatchSampler:
     @property
     def mean_batch_size(self) -> float:
         """How many samples a batch of this epoch has on average."""
-        steps = self._steps(self._start)
+        steps = self._steps()
         return len(steps.samples) / (max(len(steps), 1) * (1 if self._sharded else self._process_set.size()))
 
     def set_epoch(self, epoch: int) -> None:
@@ -142,7 +139,7 @@ class BalancedBatchSampler:
         require(is_int(epoch) and epoch >= 0, "epoch", "an int, 0 or more", epoch)
         self._is_set = True
         if epoch != self.epoch:
-            self.epoch, self._start, self._begun, self._done = epoch, (), (), ()
+            self.epoch, self._start, self._done = epoch, (), ()
 
     def record_batch(self, batch: int) -> None:
         """Record that this rank has taken the step with a batch of the newest loop. States contain what is recorded.
@@ -151,8 +148,8 @@ class BalancedBatchSampler:
             batch: the number of the batch in the loop, from 0 on.
         """
         require(is_int(batch) and batch >= 0, "batch", "an int, 0 or more", batch)
-        ranks, taken = self._process_set.size(), self._taken(self._begun)
-        self._done = (*(self._begun[:-1] if taken else self._begun), (ranks, taken + batch + 1))
+        before, taken = self._split()
+        self._done = (*before, (self._process_set.size(), taken + batch + 1))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch, and which of its steps `record_batch` has recorded."""
@@ -174,21 +171,22 @@ class BalancedBatchSampler:
             epoch, place = None, ()
         fits = is_int(epoch) and epoch >= 0 and all(ranks >= 1 and steps >= 1 for ranks, steps in place)
         require(fits, "state_dict", "one of a BalancedBatchSampler", state_dict)
-        self.epoch, self._start, self._begun, self._done, self._is_set = epoch, place, place, place, True
+        self.epoch, self._start, self._done, self._is_set = epoch, place, place, True
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in the next loop. It is the same on every rank.
 
         It differs between epochs with `max_tokens`, and after `load_state_dict`.
         """
-        return len(self._steps(self._start)) - self._taken(self._start)
+        return len(self._steps()) - self._split()[1]
 
     def __iter__(self) -> Iterator[list[int]]:
-        if self._sharded:
-            self._meet()
-        elif self._compared != self._runtime.generation:
+        if self._compared != self._runtime.generation:
             self._compared = self._runtime.generation
-            threading.Thread(target=self._compare, daemon=True).start()
+            if self._sharded:
+                self._meet()
+            else:
+                threading.Thread(target=self._compare, daemon=True).start()
         if not self._is_set:
             self._start = ()
             if self._cutting.shuffle:
@@ -197,10 +195,10 @@ class BalancedBatchSampler:
                     "BalancedBatchSampler.set_epoch(epoch) before each loop, on all ranks",
                     stacklevel=2,
                 )
-        start = self._begun = self._done = self._start
+        self._done = self._start
         rank, ranks = self._process_set.rank(), self._process_set.size()
-        steps = self._steps(start)
-        for number in range(self._taken(start), len(steps)):
+        steps = self._steps()
+        for number in range(self._split()[1], len(steps)):
             while self._found:  # the thread that compares adds to this list
                 self._check(self._found.pop())
             step = steps.of(number)  # in each step, another rank gets the longest sample
@@ -208,11 +206,12 @@ class BalancedBatchSampler:
             self._is_set = False
 
     def _gathered(self) -> list[bytes]:
-        """Return what each rank has: a hash of what all must have alike and, with `sharded`, the lengths of its samples."""
+        """Return what each rank has: a hash of what all must have alike and, with `sharded`, its lengths."""
         lengths = self._lengths.tobytes()
         alike = repr((self._seed, self._sharded, self._cutting)).encode() + (b"" if self._sharded else lengths)
         own = hashlib.blake2b(alike, digest_size=_DIGEST).digest() + (lengths if self._sharded else b"")
-        return [own] if self._process_set.size() == 1 else self._gather(own, self._name, self._process_set)
+        alone = self._process_set.size() == 1
+        return [own] if alone else self._runtime.gather_bytes(own, self._name, self._process_set)
 
     def _compare(self) -> None:
         """Learn what the other ranks have, in a thread. The loop that is under way looks at the result."""
@@ -231,9 +230,7 @@ class BalancedBatchSampler:
             )
 
     def _meet(self) -> None:
-        """With `sharded`, learn the lengths of all ranks' samples, once after each `init`."""
-        if self._compared == self._runtime.generation != 0:
-            return
+        """With `sharded`, learn the lengths of all ranks' samples. All ranks call this once after each `init`."""
         found = self._gathered()
         self._check(found)
         self._compared, self._planned = self._runtime.generation, None
@@ -247,14 +244,15 @@ class BalancedBatchSampler:
                 stacklevel=3,
             )
 
-    def _taken(self, place: Place) -> int:
-        """Return how many steps have been taken of the plan that the present number of ranks has from `place` on."""
-        return place[-1][1] if place and place[-1][0] == self._process_set.size() else 0
+    def _split(self) -> tuple[Place, int]:
+        """Return what other numbers of ranks have done before the loop, and how many steps this number has taken."""
+        start = self._start
+        is_present = bool(start) and start[-1][0] == self._process_set.size()
+        return (start[:-1], start[-1][1]) if is_present else (start, 0)
 
-    def _steps(self, place: Place) -> Steps:
+    def _steps(self) -> Steps:
         """Return the steps of the present number of ranks, from the last place on where their number has changed."""
-        ranks = self._process_set.size()
-        before = place[:-1] if self._taken(place) else place
+        before, ranks = self._split()[0], self._process_set.size()
         key = self.epoch, before, ranks
         if self._planned is None or self._planned[0] != key:
             self._planned = key, self._plan(before, ranks)
@@ -267,7 +265,7 @@ class BalancedBatchSampler:
         if self._sharded:
             if before:
                 raise ValueError("a state of another number of ranks cannot be loaded with sharded=True")
-            return self._cutting.steps_of_shards(self._shards, self._process_set.rank(), draw(0))
+            return self._cutting.steps_of_shards(self._shards, draw(0))[self._process_set.rank()]
         left: Samples = np.arange(len(self._lengths))
         for part, (ranks_before, taken) in enumerate(before):
             steps = self._cutting.steps(self._lengths, left, ranks_before, draw(part))

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from horovod.common.process_sets import ProcessSet
+
 from horovod_partial.runtime.healing import Key, Replica
+from horovod_partial.runtime.runtime import Runtime
 
 
-def hashes_of(replica: Replica) -> dict[str, str]:
-    """Return a hash of each value of a replica (a rank's model and optimizer), without options of parameter groups."""
+def check_equal(replica: Replica, runtime: Runtime, process_set: ProcessSet) -> None:
+    """Compare every rank's model and optimizer with those of the first rank. All ranks must call this.
+
+    Options of parameter groups are not compared. If tensors differ, every rank raises AssertionError, which names the
+    first such tensor and the ranks where it differs.
+    """
     values: dict[Key, Any] = {key: repr(of).encode() for key, of in replica.numbers().items() if key[0] != "group"}
-    return {
+    hashes = {
         " ".join(map(str, key)).strip(): hashlib.blake2b(data, digest_size=8).hexdigest()
         for key, data in (values | replica.arrays()).items()
     }
-
-
-def check_equal(hashes: Mapping[str, str], gather: Callable[[bytes], Sequence[bytes]], ranks: Iterable[int]) -> None:
-    """Compare every rank's tensors with those of the first rank. All ranks must call this.
-
-    `hashes` has the hash of each tensor, by name. `gather` collects the bytes of all ranks, in the order of `ranks`. If
-    tensors differ, every rank raises AssertionError, which names the first such tensor and the ranks where it differs.
-    """
-    by_rank, differing = _compared(hashes, gather, ranks)
+    by_rank, differing = _compared(hashes, "assert_replicas_equal", runtime, process_set)
     if differing:
         name, others = next(iter(differing.items()))
         count = len({name for of_rank in by_rank.values() for name in of_rank})
@@ -36,14 +35,15 @@ def check_equal(hashes: Mapping[str, str], gather: Callable[[bytes], Sequence[by
         )
 
 
-def check_alike(kinds: Sequence[str], gather: Callable[[bytes], Sequence[bytes]], ranks: Iterable[int]) -> None:
+def check_alike(kinds: Sequence[str], runtime: Runtime, process_set: ProcessSet) -> None:
     """Compare dtypes and shapes of variables over the ranks, before a broadcast. All ranks must call this.
 
     Without this check a rank with an additional variable would wait for the other ranks for ever. `kinds` has dtype and
-    shape of each variable. `gather` collects the bytes of all ranks, in the order of `ranks`. If variables differ,
-    every rank raises ValueError, which names the first such variable and the ranks where it differs.
+    shape of each variable. If variables differ, every rank raises ValueError, which names the first such variable and
+    the ranks where it differs.
     """
-    by_rank, differing = _compared({str(index): kind for index, kind in enumerate(kinds)}, gather, ranks)
+    by_number = {str(index): kind for index, kind in enumerate(kinds)}
+    by_rank, differing = _compared(by_number, "broadcast_variables.kinds", runtime, process_set)
     if differing:
         index, others = next(iter(differing.items()))
         first, reference = next(iter(by_rank.items()))
@@ -55,10 +55,12 @@ def check_alike(kinds: Sequence[str], gather: Callable[[bytes], Sequence[bytes]]
 
 
 def _compared(
-    mine: Mapping[str, str], gather: Callable[[bytes], Sequence[bytes]], ranks: Iterable[int]
+    mine: Mapping[str, str], name: str, runtime: Runtime, process_set: ProcessSet
 ) -> tuple[dict[int, dict[str, str]], dict[str, list[int]]]:
     """Return each rank's values, by name; and for each name the ranks whose value differs from the first rank's."""
-    by_rank = dict(zip(ranks, map(json.loads, gather(json.dumps(mine).encode())), strict=True))
+    ranks = range(runtime.size()) if process_set.ranks is None else process_set.ranks
+    gathered = runtime.gather_bytes(json.dumps(mine).encode(), name, process_set)
+    by_rank = dict(zip(ranks, map(json.loads, gathered), strict=True))
     reference = next(iter(by_rank.values()))
     names = dict.fromkeys(name for of_rank in by_rank.values() for name in of_rank)
     others = {

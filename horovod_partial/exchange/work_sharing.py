@@ -4,15 +4,87 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import ClassVar, Protocol
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol
 
 from horovod.common.process_sets import ProcessSet
 
 from horovod_partial import _attach
 from horovod_partial.runtime import healing
-from horovod_partial.runtime.appliers import NO_THREAD
+from horovod_partial.runtime.appliers import NO_THREAD, this_thread
 from horovod_partial.runtime.runtime import Runtime
 from horovod_partial.runtime.tenure import Tenure
+
+
+class MicroBatches:
+    """Says which calls of an optimizer's `step` end an update, and which micro-batch this rank computes next.
+
+    This base class is for Horovod's own loop, in which each call of `step` ends an update, and micro-batches have no
+    numbers. `begun` is the number, within its update, of the micro-batch that this rank has begun and not finished. It
+    is None if there is none. If `begins_in_step` is False, a loader of data begins the first micro-batch of each update.
+    `updated` is the number of updates that were applied between the ends of the last two calls of `step`.
+    """
+
+    begun: int | None = None
+    begins_in_step = True
+    updated = 1
+
+    @property
+    def rounds(self) -> int:
+        """How many updates have been made since the last `hvd.init()`."""
+        return 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the next call of `step` ends an update."""
+        return True
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether gradients of an incomplete update are in the parameters, so that nothing may clear them."""
+        return False
+
+    def step(self, closure: Any, take: Callable[[Any], Any]) -> Any:
+        """Call `take(closure)`, the optimizer's step, if the update is complete. Returns the loss of the closure."""
+        return take(closure)
+
+    def skipped(self) -> None:
+        """Record that a GradScaler has skipped the step that ends an update."""
+
+    def require_last(self) -> None:
+        """Raise RuntimeError within an update, whose gradients are not complete."""
+        if not self.is_last:
+            raise RuntimeError(
+                "synchronize() came within an update: its gradients are complete after its last backward pass"
+            )
+
+    def begin_before(self, rounds: float) -> int | None:
+        """Begin a micro-batch, unless one has begun. Returns its number in its update; None after `rounds` updates.
+
+        The micro-batches of rank 0 have the first numbers, then come those of rank 1. Raises ValueError in Horovod's own
+        loop.
+        """
+        raise ValueError(
+            "begin_micro_batch() needs sync=hvd.WorkSharing(), or step_each_pass=True, or a DynamicShardingLoader"
+        )
+
+    def require_loader(self) -> None:
+        """Raise RuntimeError if a loader of data should have begun a micro-batch, and has not."""
+        if not self.begins_in_step and self.begun is None:
+            raise RuntimeError(
+                "no micro-batch has begun here. Under DynamicShardingLoader one begins when its loop gives a batch: let each batch "
+                "have one backward pass and one step(), in the loop, and flush after step()"
+            )
+
+    def forget(self) -> None:
+        """Begin the open update anew, because a state is loaded."""
+
+    def set_passes(self, passes: int) -> None:
+        """Let an update have `passes` micro-batches for each rank. Raises ValueError if it must not change now."""
+
+    def after(self, before: MicroBatches) -> MicroBatches:
+        """Return what follows `before` where an optimizer gets new buckets: this object, or `before` itself."""
+        return before
 
 
 class Updates(Protocol):
@@ -36,6 +108,9 @@ class Updates(Protocol):
     @property
     def replica(self) -> healing.Replica | None: ...
 
+    def declare_buckets(self) -> None:
+        """Declare the optimizer's buckets, before its first micro-batch since the last `hvd.init()`."""
+
     def apply_updates(self) -> None:
         """Apply all updates that are complete, oldest first, between two steps."""
 
@@ -43,14 +118,12 @@ class Updates(Protocol):
         """Apply all updates that are complete, oldest first, in a flush."""
 
 
-class SharedWork:
+class SharedWork(MicroBatches):
     """The micro-batches of one optimizer under `hvd.WorkSharing`. Implements `horovod_partial.runtime.appliers.Sharer`.
 
     Only the thread that trains uses this object, which refers weakly to `updates`. An update has `passes` micro-batches
-    for each rank, on average. `begun` is the number, within its update, of the micro-batch that this rank has begun and
-    not finished; None if there is none. No micro-batch begins after `end` updates. If `begins_in_step` is False, a
-    loader of data begins the first micro-batch of each update, and steps begin the others. If `is_alone`, there are no
-    other ranks, and this rank computes all micro-batches.
+    for each rank, on average. No micro-batch begins after `end` updates. If `is_alone`, there are no other ranks, and
+    this rank computes all micro-batches.
     """
 
     shares_work = True
@@ -59,23 +132,25 @@ class SharedWork:
     def __init__(self, runtime: Runtime, process_set: ProcessSet, passes: int, updates: Updates) -> None:
         self.process_set = process_set
         self.thread = NO_THREAD
-        self.begun: int | None = None
         self.end = math.inf
-        self.begins_in_step = True
+        self.updated = 0
         self.is_alone = not process_set.included() or runtime.is_alone(process_set)
         self._runtime = runtime
         self._passes = passes
         self._updates = weakref.ref(updates)
         self._tenure = Tenure(runtime)  # remembers after which `hvd.init()` the optimizer's buckets were declared
         self._rounds = 0  # the number of updates since this `hvd.init()`
+        self._first = 0  # the number of these before the optimizer's present buckets were declared
         self._made = 0  # how many micro-batches of the open update this rank has computed
         self._begins = True  # whether `must_apply` begins the next micro-batch; otherwise a loader of data begins it
 
-    def enter(self) -> bool:
-        """Let this optimizer receive micro-batches. Returns whether this is the first call since the last `hvd.init()`.
+    def enter(self) -> None:
+        """Let this optimizer receive micro-batches, and declare its buckets if this was not done since `hvd.init()`.
 
         Raises ValueError if this optimizer received micro-batches before, and another optimizer received some since.
         """
+        if self.is_alone:
+            return
         active = None if SharedWork._active is None else SharedWork._active()
         if active is not self:
             if active is not None and self.is_current:
@@ -86,10 +161,19 @@ class SharedWork:
             if active is not None:
                 active.leave()
             SharedWork._active = weakref.ref(self)
-        is_new = self._tenure.enter()
-        if is_new:  # a micro-batch that began before the last `hvd.init()` is lost
-            self._rounds, self._made, self.begun = 0, 0, None
-        return is_new
+        updates = self._updates()
+        if self._tenure.enter() and updates is not None:
+            self._rounds = self._first = self._made = 0
+            self.begun = None  # a micro-batch that began before the last `hvd.init()` is lost
+            updates.declare_buckets()
+
+    def after(self, before: MicroBatches) -> MicroBatches:
+        assert isinstance(before, SharedWork)
+        rounds, self.begins_in_step = before.rounds, before.begins_in_step
+        if before.is_current:
+            self.enter()
+        self._rounds = self._first = rounds
+        return self
 
     @property
     def is_current(self) -> bool:
@@ -101,11 +185,12 @@ class SharedWork:
         return self._next(begins=True, waits=waits)
 
     def begin_before(self, rounds: float) -> int | None:
-        """Begin a micro-batch, unless one has begun. Apply complete updates first: this changes the weights.
+        """Same as `MicroBatches.begin_before`, but apply complete updates first: this changes the weights.
 
-        Returns the number of the micro-batch within its update. The share of rank 0 has the first numbers, the share of
-        rank 1 the next ones. This rank may get a number of any share. Returns None if `rounds` updates were applied.
+        This rank first gets the numbers of its own share, and then some of the shares of other ranks.
         """
+        self.enter()
+        self.thread = this_thread()
         while self.begun is None and self.rounds < rounds:
             if not self.begin(waits=True):
                 self._apply_updates()
@@ -137,16 +222,20 @@ class SharedWork:
         self._begins = self.begins_in_step
 
     def forget(self) -> None:
-        """Forget the micro-batches of the open update, if this rank is alone."""
-        if self.is_alone:
+        if self.is_alone:  # otherwise no micro-batch has been made: the exchange has raised an error if some had been
             self._made, self.begun = 0, None if self.begun is None else 0
 
+    def set_passes(self, passes: int) -> None:
+        if passes != self._passes:
+            raise ValueError("backward_passes_per_step cannot change under hvd.WorkSharing(): wrap a new optimizer")
+
     def _next(self, *, begins: bool, waits: bool) -> bool:
-        found: tuple[int, int] | None = self._made, self._rounds
-        if not self.is_alone:
-            found = self._runtime.next_micro_batch(self, begins=begins, waits=waits)
+        if self.is_alone:
+            self.begun = self._made if begins else self.begun
+            return True
+        found = self._runtime.next_micro_batch(self, begins=begins, waits=waits)
         if begins and found is not None:
-            self.begun, self._rounds = found
+            self.begun, self._rounds = found[0], self._first + found[1]
         return found is not None
 
     def _apply_updates(self) -> None:

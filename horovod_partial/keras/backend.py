@@ -9,7 +9,7 @@ All else in `horovod_partial.keras` is the same on every backend. Both modules h
 * `outside_graphs`: a context in which variables have values, even while a graph is made
 * `average_`, `signal`, `when_it_runs`: for averages of models
 * `broadcast_variables`, `broadcast_`, `average_numbers`, `check_devices`: for callbacks
-* `gather_bytes`: for the check of replicas. `BalancedBatchSampler`: for data
+* `BalancedBatchSampler`: for data
 * `KerasState`, `run`: for elastic jobs
 """
 

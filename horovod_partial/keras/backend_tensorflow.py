@@ -19,7 +19,7 @@ from horovod_partial.tensorflow.elastic import TensorFlowKerasState as KerasStat
 from horovod_partial.tensorflow.elastic import run
 from horovod_partial.tensorflow.gradients import dense, framework
 from horovod_partial.tensorflow.graph import RoundInfo, arrive, native, refuse_xla, runtime
-from horovod_partial.tensorflow.variables import broadcast_variables, gather_bytes
+from horovod_partial.tensorflow.variables import broadcast_variables
 from horovod_partial.tensorflow.work_sharing import SharedGradients, updater
 
 Variable = tf.Variable  # the class of the framework's own variables, to which `native` converts Keras's variables

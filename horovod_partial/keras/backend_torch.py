@@ -28,7 +28,6 @@ from horovod_partial.torch.elastic import run
 from horovod_partial.torch.full_optimizer import widening
 from horovod_partial.torch.model_operations import ModelBucket, signal
 from horovod_partial.torch.operations import runtime
-from horovod_partial.torch.replicas import gather_bytes
 
 Variable = torch.Tensor  # the class of the framework's own variables, to which `native` converts Keras's variables
 _numbers = Numbers(runtime)
@@ -293,9 +292,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
     runtime.flush(horovod.global_process_set.process_set_id, compares=False)
     named = [(f"broadcast_variables.{index}", native(variable)) for index, variable in enumerate(variables)]
     kinds = [f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for _, tensor in named]
-    everyone = horovod.global_process_set
-    gather = partial(gather_bytes, name="broadcast_variables.kinds", process_set=everyone)
-    check_alike(kinds, gather, range(horovod.size()))
+    check_alike(kinds, runtime, horovod.global_process_set)
     horovod.broadcast_parameters([(name, _as_sent(tensor.detach())) for name, tensor in named], root_rank)
 
 

@@ -116,11 +116,6 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
     def epoch(self, epoch: int) -> None:
         self._epoch, self._guesses = epoch, False
 
-    @property
-    def updates(self) -> int:
-        """How many updates an epoch has."""
-        return self._planned().updates
-
     def _planned(self) -> Plan:
         return self._new_plan() if self._plan is None else self._plan
 
@@ -155,7 +150,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
         """End the epoch if all its updates have been applied. Keras calls this; so does a loop over this object."""
         self._settle()
         state, plan = self._horovod, self._plan
-        if plan is None or (self._rounds < state.end if state.shares_work else self._own < self._own_in(plan)):
+        if plan is None or (self._rounds < state.end if state.shares_work else self._own < plan.updates * state.passes):
             return
         self._plan = None
         self._epoch += 1
@@ -173,18 +168,13 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
 
     def _own_batches(self) -> Iterator[Any]:
         plan = self._planned()
-        while self._own < self._own_in(plan):
-            update, index = divmod(self._own, len(plan.own))
+        while self._own < plan.updates * self._horovod.passes:
+            update, index = divmod(self._own, self._horovod.passes)
             self._open = self._passes
-            yield self._load(plan.indices(plan.place.update + update, plan.own[index]))
+            yield self._load(plan.indices(update, plan.own[index]))
             self._horovod.has_data = True
             self._own += self._open is not None
             self._open = None
-
-    @staticmethod
-    def _own_in(plan: Plan) -> int:
-        """Return how many own micro-batches this rank has in the epoch."""
-        return plan.updates * len(plan.own)
 
     def _settle(self) -> None:
         """Count the last batch of a loop that was left early, if a step was taken with it."""
@@ -254,8 +244,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
             array = np.asarray(array)
             return tf.TensorSpec((None, *array.shape[1:]), array.dtype)
 
-        example = self._load(self._planned().indices(0, self._planned().own[0]))
-        signature = keras.tree.map_structure(spec, example)
+        signature = keras.tree.map_structure(spec, self._load([0]))
         options = tf.data.Options()
         options.autotune.enabled = False
         options.experimental_optimization.inject_prefetch = False

@@ -104,9 +104,4 @@ def assert_replicas_equal(model: keras.Model, optimizer: Any = None) -> None:
     fits = optimizer is None or isinstance(optimizer, keras.optimizers.Optimizer)
     require(fits, "optimizer", "one of Keras 3", optimizer)
     replica = ReplicaOfVariables(model.trainable_weights, optimizer)
-    everyone = backend.horovod.global_process_set
-    replicas.check_equal(
-        replicas.hashes_of(replica),
-        lambda data: backend.gather_bytes(data, "assert_replicas_equal", everyone),
-        range(backend.horovod.size()),
-    )
+    replicas.check_equal(replica, backend.runtime, backend.horovod.global_process_set)

@@ -76,9 +76,8 @@ class WorkSharingExchange:
         self.work = SharedWork(backend.runtime, gradients.family.process_set, passes, self)
         self.work.end = end
         self.work.thread = this_thread()
+        self.work.enter()
         if not self.work.is_alone:
-            self.work.enter()
-            gradients.declare()
             backend.runtime.take_part_in_flushes(self.work)
 
     def apply_combined(self, gradients: Sequence[Any], variables: Sequence[Any], apply: Apply) -> None:
@@ -106,13 +105,12 @@ class WorkSharingExchange:
     def _complete(self, *gradients: Any) -> bool:
         """Add the gradients of the begun micro-batch. Returns whether an update must be applied."""
         work = self.work
-        if not work.is_alone:
-            if not work.is_current:
-                raise RuntimeError(
-                    "this step was traced before Horovod was initialised again: trace it anew, with "
-                    "model.make_train_function(force=True), or a new tf.function"
-                )
-            work.enter()
+        if not (work.is_alone or work.is_current):
+            raise RuntimeError(
+                "this step was traced before Horovod was initialised again: trace it anew, with "
+                "model.make_train_function(force=True), or a new tf.function"
+            )
+        work.enter()
         if work.begun is None and not work.begin(waits=False):
             raise RuntimeError(
                 "no micro-batch has begun here, and an update may have been made since the forward pass: train on batches of an "
@@ -172,6 +170,9 @@ class WorkSharingExchange:
     @property
     def replica(self) -> healing.Replica | None:
         return self._replica_of(self._variables)
+
+    def declare_buckets(self) -> None:
+        self._gradients.declare()
 
     def apply_updates(self) -> None:
         self._only_applies = True

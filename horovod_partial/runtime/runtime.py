@@ -19,9 +19,11 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from horovod.common import process_sets
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from horovod.common.process_sets import ProcessSet
+from numpy.typing import NDArray
 
 from horovod_partial import _attach, log
 from horovod_partial.checks import is_number, require
@@ -45,14 +47,18 @@ class Runtime:
     """A framework's Horovod with this package's hooks installed.
 
     `mpi_ops` is Horovod's module of that framework. `library` is the path of the shared object with Horovod's core.
-    `waits_are_told` says whether the front end reports waits for Horovod, by `in_horovods_wait` and `asks_horovod`.
+    `tensor_of` makes a tensor of the framework from an array. `waits_are_told` says whether the front end reports
+    waits for Horovod, by `in_horovods_wait` and `asks_horovod`.
     Raises ImportError, and changes nothing, if this package was built for a Horovod with other features, or the hooks
     do not fit.
     """
 
-    def __init__(self, mpi_ops: ModuleType, library: str, *, waits_are_told: bool) -> None:
+    def __init__(
+        self, mpi_ops: ModuleType, library: str, tensor_of: Callable[[NDArray[Any]], Any], *, waits_are_told: bool
+    ) -> None:
         check_features(mpi_ops)
         self._mpi_ops = mpi_ops
+        self._tensor_of = tensor_of
         # Horovod's own functions. `rank` and `size` are of all ranks, and raise ValueError before `init`.
         self.rank, self.size, self.is_initialized = mpi_ops.rank, mpi_ops.size, mpi_ops.is_initialized
         self._process_sets = {0}  # numbers of the process sets that may have had rounds: shutdown and exit flush them
@@ -112,6 +118,16 @@ class Runtime:
             if settings().watches_steps:
                 self._warn_of_no_watch()
             self._agreed.enter()
+
+    def gather_bytes(self, data: bytes, name: str, process_set: ProcessSet) -> list[bytes]:
+        """Return the bytes of every rank of a process set, ordered by rank. Lengths may differ. `name` is Horovod's."""
+
+        def allgather(array: NDArray[Any], name: str) -> NDArray[Any]:
+            return self._mpi_ops.allgather(self._tensor_of(array), name=name, process_set=process_set).numpy()
+
+        sizes = allgather(np.array([len(data)]), f"{name}.sizes")
+        everything = allgather(np.frombuffer(bytearray(data), np.uint8), name)
+        return [part.tobytes() for part in np.split(everything, np.cumsum(sizes)[:-1])]
 
     def _serve_metrics(self) -> None:
         """On rank 0, serve metrics if the settings ask for it."""

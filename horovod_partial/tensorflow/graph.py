@@ -22,7 +22,7 @@ from horovod_partial.exchange.devices import gpu_refusal
 from horovod_partial.runtime.runtime import Runtime
 
 _LIBRARY = str(Path(get_extension_full_path(mpi_ops.__file__, "mpi_lib")).resolve())
-runtime = Runtime(mpi_ops, _LIBRARY, waits_are_told=False)
+runtime = Runtime(mpi_ops, _LIBRARY, tf.constant, waits_are_told=False)
 
 _OPERATIONS = str(Path(__file__).resolve().parent.parent / "_tensorflow_ops.so")
 graph_operations = tf.load_op_library(_OPERATIONS)

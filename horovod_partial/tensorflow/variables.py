@@ -43,8 +43,7 @@ def broadcast_variables(
         return _in_place(natives, root_rank, process_set) if inplace else _by_copies(natives, root_rank, process_set)
     runtime.flush(process_set.process_set_id, compares=False)  # deliver late gradients: they belong to the old values
     kinds = [f"{variable.dtype.name} {tuple(variable.shape)}" for variable in natives]
-    ranks = range(mpi_ops.size()) if process_set.ranks is None else process_set.ranks
-    replicas.check_alike(kinds, lambda data: gather_bytes(data, "broadcast_variables.kinds", process_set), ranks)
+    replicas.check_alike(kinds, runtime, process_set)
     if inplace:
         _in_place(natives, root_rank, process_set)
     else:
@@ -84,10 +83,3 @@ def _in_place(variables: Sequence[tf.Variable], root_rank: int, process_set: Pro
             for indices in by_device.values()
         )
     )
-
-
-def gather_bytes(data: bytes, name: str, process_set: ProcessSet) -> list[bytes]:
-    """Return the bytes of every rank, ordered by rank. Lengths may differ."""
-    sizes = mpi_ops.allgather(tf.constant([len(data)]), name=f"{name}.sizes", process_set=process_set).numpy()
-    everything = mpi_ops.allgather(tf.io.decode_raw(data, tf.uint8), name=name, process_set=process_set)
-    return [part.numpy().tobytes() for part in tf.split(everything, sizes)]

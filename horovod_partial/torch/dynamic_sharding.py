@@ -200,7 +200,7 @@ class _Pass:
     def made(self) -> int:
         """How many updates of the pass (an epoch, or its rest) this rank has applied."""
         optimizer = self._optimizer()
-        rounds = None if optimizer is None else _work_of(optimizer).rounds_of(self._tenure)
+        rounds = None if optimizer is None else optimizer._exchange.work.rounds_of(self._tenure)
         if rounds is not None:
             self._made = min(max(self._made, rounds - self.first), self.plan.updates)
         return self._made
@@ -223,24 +223,24 @@ class _Timeline:
     """Says to which pass (an epoch, or the rest of one) each update of an optimizer belongs.
 
     It is the same on all ranks without any message, because all ranks begin the same loops in the same order. `passes`
-    have begun and are not over, oldest first. `loop` stands for the newest loop.
+    have begun and are not over, oldest first. `newest` is the pass that the newest loop has begun.
     """
 
     def __init__(self) -> None:
         self.passes: deque[_Pass] = deque()
-        self.loop: object = None
-        self._end = 0  # the optimizer's `rounds` at which the newest pass (an epoch, or its rest) ends
+        self.newest: _Pass | None = None
         self._tenure = Tenure(runtime)
 
-    def begin(self, loader: DataLoader[Any], optimizer: Any) -> object:
-        """Queue an epoch, or its rest, behind those that are not over. Returns an object that stands for its loop."""
-        if self._tenure.enter():
+    def begin(self, loader: DataLoader[Any], optimizer: Any) -> _Pass:
+        """Queue an epoch, or its rest, behind those that are not over."""
+        if self._tenure.enter() or self.newest is None:
             self.passes.clear()
-            self._end = _rounds(optimizer)
-        self.passes.append(_Pass(loader, optimizer, self._end))
-        self._end = self.passes[-1].end
-        self.loop = object()
-        return self.loop
+            first = optimizer._exchange.work.rounds
+        else:
+            first = self.newest.end
+        self.newest = _Pass(loader, optimizer, first)
+        self.passes.append(self.newest)
+        return self.newest
 
 
 _timelines: weakref.WeakKeyDictionary[Any, _Timeline] = weakref.WeakKeyDictionary()
@@ -250,13 +250,12 @@ class DynamicShardingLoader:
     """The batches that this rank trains with, under `hvd.WorkSharing()` or any other policy.
 
     Write `for batch in loader`, with one backward pass and one step for each batch. Under other policies than
-    `hvd.WorkSharing()` each rank gets its own micro-batches, and the optimizer's `step` behaves as with `step_each_pass`.
-    The rest of this text is about `hvd.WorkSharing()`. A micro-batch begins when the loop
-    yields its batch, or in the `step` before if that step has applied no update. From then on no other rank takes the
-    micro-batch over. The loader's workers load this rank's own micro-batches, and
-    prefetch them in order. Batches prefetched for micro-batches that other ranks have taken over are dropped. When this
-    rank begins a micro-batch of another rank, this process loads it, by the dataset and the `collate_fn` of the loader.
-    So the dataset must work in this process too.
+    `hvd.WorkSharing()` each rank gets its own micro-batches, and the optimizer's `step` behaves as with
+    `step_each_pass`. The rest of this text is about `hvd.WorkSharing()`. A micro-batch begins when the loop yields its
+    batch, or in the `step` before if that step has applied no update. From then on no other rank takes the micro-batch
+    over. The loader's workers load this rank's own micro-batches, and prefetch them in order. Batches prefetched for
+    micro-batches that other ranks have taken over are dropped. When this rank begins a micro-batch of another rank, this
+    process loads it, by the dataset and the `collate_fn` of the loader. So the dataset must work in this process too.
 
     A loop ends when all updates of the epoch have been applied, on every rank at the same `optimizer.rounds`. Ranks get
     different numbers of batches: stop, evaluate and save by `optimizer.rounds`, after `step()`, not by batches. (In an
@@ -291,14 +290,14 @@ class DynamicShardingLoader:
         same = sampler.process_set.process_set_id == wrapped.process_set.process_set_id
         require(same, "process_set of the sampler", "that of the optimizer", sampler.process_set)
         if wrapped not in _timelines:
-            work = _work_of(counting_passes(wrapped))
-            if wrapped.rounds > 0 or work.begun is not None or (wrapped.micro_batches is not None and work.made):
+            work = counting_passes(wrapped)._exchange.work
+            if wrapped.rounds > 0 or work.begun is not None or work.keeps_gradients:
                 raise ValueError(
                     "the optimizer has taken steps without a DynamicShardingLoader, so ranks do not know which update its data "
                     "begin with: wrap a new optimizer"
                 )
             _timelines[wrapped] = _Timeline()
-        _work_of(wrapped).begins_in_step = False
+        wrapped._exchange.work.begins_in_step = False
         self._loader = loader
         self._optimizer = wrapped
         self._timeline = _timelines[wrapped]
@@ -309,7 +308,7 @@ class DynamicShardingLoader:
 
     def __iter__(self) -> Iterator[Any]:
         timeline = self._timeline
-        loop = timeline.begin(self._loader, self._optimizer)
+        begun = timeline.begin(self._loader, self._optimizer)
         try:
             while timeline.passes:
                 current = timeline.passes[0]
@@ -317,11 +316,15 @@ class DynamicShardingLoader:
                 yield from self._batches(current)
                 timeline.passes.popleft()
         finally:
-            if timeline.loop is loop:  # let other ranks make the begun micro-batch, unless a newer loop has begun it
-                _work_of(self._optimizer).give_back()
+            if timeline.newest is begun:  # let other ranks make the begun micro-batch, unless a newer loop has begun it
+                self._work.give_back()
+
+    @property
+    def _work(self) -> Any:
+        return self._optimizer._exchange.work  # add_param_group may have replaced it since the last batch
 
     def _batches(self, current: _Pass) -> Iterator[Any]:
-        optimizer, plan = self._optimizer, current.plan
+        plan = current.plan
         # Workers of the `DataLoader` load this rank's own batches in order, and this process loads the others.
         workers: Iterator[Any] = iter(current.loader) if current.loader.num_workers > 0 else iter(())
         handed_out = current.sampler._handed_out if current.loader.num_workers > 0 else deque()
@@ -333,13 +336,10 @@ class DynamicShardingLoader:
                     return batch  # those before were prefetched for micro-batches that other ranks have made
             return _load(current.loader, plan.indices(update, number))
 
-        while True:
-            number = _begin_before(optimizer, current.end)
-            if number is None:
-                return
-            rounds = _rounds(optimizer)
+        while (number := self._work.begin_before(current.end)) is not None:
+            rounds = self._work.rounds
             yield batch_of(rounds - current.first + plan.place.update, number)
-            if (_rounds(optimizer), _work_of(optimizer).begun) == (rounds, number):
+            if (self._work.rounds, self._work.begun) == (rounds, number):
                 raise RuntimeError(
                     "no step was taken with the last batch, for whose gradients all ranks wait. Call optimizer.step() after each "
                     "backward pass, and not after each K-th. To leave a batch out call optimizer.zero_grad() and "
@@ -376,9 +376,9 @@ def micro_batch_seed(optimizer: torch.optim.Optimizer, base: int = 0) -> int:
     """
     wrapped = _wrapped("micro_batch_seed", optimizer)
     require(is_int(base) and -(2**63) <= base < 2**63, "base", "an int of 64 bits", base)
-    exchange = wrapped._exchange
-    number = wrapped.begin_micro_batch()[1] if exchange.work is None else exchange.require_begun()
-    digest = hashlib.blake2b(struct.pack("<qqq", base, _rounds(wrapped), number), digest_size=4).digest()
+    wrapped._exchange.work.require_loader()
+    rounds, number = wrapped.begin_micro_batch()
+    digest = hashlib.blake2b(struct.pack("<qqq", base, rounds, number), digest_size=4).digest()
     return int.from_bytes(digest, "little")
 
 
@@ -387,22 +387,3 @@ def _wrapped(user: str, optimizer: Any) -> Any:
     fits = getattr(optimizer, "is_horovod_partial", False)
     require(fits, f"optimizer of {user}", "the result of hvd.DistributedOptimizer(...)", optimizer)
     return optimizer
-
-
-def _work_of(optimizer: Any) -> Any:
-    """Return what says which micro-batch comes next: a `SharedWork`, or an `OwnMicroBatches` without work sharing."""
-    return optimizer._exchange.work if optimizer.micro_batches is None else optimizer.micro_batches
-
-
-def _rounds(optimizer: Any) -> int:
-    """Return how many updates this rank has made. Under policies with late gradients ranks may have other rounds."""
-    rounds: int = (optimizer if optimizer.micro_batches is None else optimizer.micro_batches).rounds
-    return rounds
-
-
-def _begin_before(optimizer: Any, rounds: int) -> int | None:
-    """Begin a micro-batch, unless one has begun. Returns its number within its update, or None after `rounds` updates."""
-    exchange = optimizer._exchange  # add_param_group may have replaced the exchange since the last batch
-    if exchange.work is None:
-        return optimizer.micro_batches.begin_before(rounds)
-    return exchange.begin_before(exchange.rounds + rounds - optimizer.rounds)

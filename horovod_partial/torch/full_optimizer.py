@@ -9,15 +9,15 @@ from typing import Any
 
 import horovod.torch.optimizer as horovod_optimizer
 import torch
-from horovod.common.process_sets import global_process_set
+from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch import mpi_ops
 
-from horovod_partial.checks import require_count
 from horovod_partial.torch.buckets import Widened
+from horovod_partial.torch.micro_batches import OwnMicroBatches
 from horovod_partial.torch.operations import runtime
-from horovod_partial.torch.ownership import require_ownership, take_over
+from horovod_partial.torch.ownership import take_over
 from horovod_partial.torch.round_steps import RoundSteps
-from horovod_partial.torch.wrapping import Exchange, Methods, evaluate, own_attributes, unwrapped, with_positions
+from horovod_partial.torch.wrapping import Exchange, Methods, own_attributes, with_positions
 
 
 def wrap(
@@ -54,93 +54,26 @@ def wrap(
         **arguments,
     )
     cls: Any = type(wrapped)
-    horovod_zero_grad = cls.zero_grad
-    horovod_synchronize = cls.synchronize
-    horovod_step = cls.step
-    # Horovod has two `step` methods. The one for Adasum supports closures, and the other does not.
-    takes_closures = horovod_step is not horovod_optimizer._DistributedOptimizer.step
-    if takes_closures and round_steps.changes_gradients:
+    exchange = FullExchange(cls, process_set, round_steps, grad_scaler)
+    if exchange.is_adasum and round_steps.changes_gradients:
         raise ValueError(
             "op=hvd.Adasum reduces no gradients that could be clipped: leave out max_grad_norm, max_grad_value and grad_transform"
         )
 
-    def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
-        require_ownership(self)
-        loss = None
-        if self.micro_batches is not None:
-            loss, closure = evaluate(closure), None  # before the pass counts: a closure may clear gradients, or fail
-            if not self.micro_batches.complete():
-                return loss
-            self.micro_batches.is_stepping = True
-        if closure is None or takes_closures or not self._should_synchronize:
-            if round_steps.changes_gradients and self._should_synchronize and not _is_synchronized(self):
-                self.synchronize()
-            round_steps.before(self)
-            scaler_has_reduced = grad_scaler is not None and _is_synchronized(self)
-            with self.skip_synchronize() if round_steps.changes_gradients or scaler_has_reduced else nullcontext():
-                result = horovod_step(self, closure)
-        else:
-            if self._handles:  # gradients were made before the closure, for example for SAM's first step
-                self.synchronize()
-            result = base.step(self, lambda: _reduced(self, closure, round_steps))
-            self._synchronized = False
-        self._rounds += 1
-        round_steps.after(self)
-        if self.micro_batches is not None:
-            self.micro_batches.is_stepping = False
-        return result if loss is None else loss
-
-    def synchronize(self: Any) -> None:
-        require_ownership(self)
-        if self.micro_batches is not None:
-            self.micro_batches.require_last()
-        horovod_synchronize(self)
-
-    def zero_grad(self: Any, set_to_none: bool = True) -> None:
-        if self.micro_batches is not None and self.micro_batches.made:
-            return
-        if self.is_under_way():
-            horovod_zero_grad(self)  # Horovod's `zero_grad` raises its error, because gradients are under way
-        base.zero_grad(self, set_to_none)
-
-    horovod_set_passes = cls.set_backward_passes_per_step
-
-    def set_backward_passes_per_step(self: Any, passes: int) -> None:
-        require_count("passes", passes, 1)
-        if self.micro_batches is not None:
-            self.micro_batches.check(passes)
-        horovod_set_passes(self, passes)
-
     def add_param_group(self: Any, param_group: dict[str, Any]) -> None:
-        if takes_closures:
+        if exchange.is_adasum:
             raise ValueError("op=hvd.Adasum needs all parameter groups before the optimizer is wrapped")
         base.add_param_group(self, param_group)
         _reduce_last_group(self)
         take_over(self, process_set)
 
-    cls.synchronize, cls.gives_way, cls.ownership = synchronize, False, None
-    cls.is_under_way = lambda self: bool(getattr(self, "_handles", None))
-    cls.stop_reducing = lambda self: None  # nothing to do: gradient hooks rest once another wrapper owns the parameters
-    cls.step, cls.zero_grad, cls.set_backward_passes_per_step = step, zero_grad, set_backward_passes_per_step
-    cls.add_param_group = add_param_group
-    cls.is_horovod_partial = True
-    cls.flush = lambda self: None
-    cls.flush.__doc__ = "Nothing is ever pending under `Full`."
-    cls.register_round_hook = lambda self, hook, state=None: round_steps.register(hook, state)
-    cls.register_round_hook.__doc__ = "Call `hook(optimizer)` after each step: under `Full` every step is a round."
-    cls.flushed = lambda self: True
-    cls.flushed.__doc__ = "Nothing is ever pending under `Full`."
-    cls.rounds = property(lambda self: self._rounds, doc="Steps taken: under `Full` every step is a round.")
-    cls.steps_in_round = 1.0
-    cls.micro_batches, cls._exchange = None, Exchange()  # Horovod exchanges the gradients
-    cls.updated, cls.ends_update, cls.begin_micro_batch = (
-        Methods.updated,
-        Methods.ends_update,
-        Methods.begin_micro_batch,
-    )
-    cls.merging_plan = cls.last_round = cls.last_average = None  # `Full` has no merging plan, and averages no models
-    cls.__reduce__ = lambda self: unwrapped(self, base)
-    wrapped._rounds = 0
+    # Horovod's methods look for the user's optimizer in the base of the object's class. So this class gets our methods.
+    for name, member in vars(Methods).items():
+        if name == "__reduce__" or not (name.startswith("__") or name in _KEPT):
+            setattr(cls, name, member)
+    cls._base, cls.add_param_group = base, add_param_group
+    wrapped._exchange = exchange
+    exchange._wrapped = weakref.ref(wrapped)
     if grad_scaler is None:
         cls._step_supports_amp_scaling = property(_refuse_scaler_of_local_gradients)
     else:
@@ -149,6 +82,86 @@ def wrap(
         unscale_reduced(grad_scaler, wrapped)
     take_over(wrapped, process_set)
     return wrapped
+
+
+_KEPT = {"skip_synchronize", "_synchronized"}  # what Horovod's own code has under these names, and reads
+
+
+class FullExchange(Exchange):
+    """Lets Horovod's own code reduce every gradient: the methods that `cls`, the class of Horovod's wrapper, has now."""
+
+    is_flushed = True  # nothing is ever pending
+
+    def __init__(
+        self, cls: Any, process_set: ProcessSet, round_steps: RoundSteps, grad_scaler: torch.amp.GradScaler | None
+    ) -> None:
+        self.process_set = process_set
+        self.round_steps = round_steps
+        self._horovod = dict(vars(cls))
+        # Horovod has two `step` methods. The one for Adasum supports closures, and the other does not.
+        self.is_adasum = cls.step is not horovod_optimizer._DistributedOptimizer.step
+        self._has_scaler = grad_scaler is not None
+
+    @property
+    def rounds(self) -> int:
+        return self._local_steps
+
+    @property
+    def is_under_way(self) -> bool:
+        return bool(getattr(self.wrapped, "_handles", None))
+
+    def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
+        synchronizes, changes = optimizer._should_synchronize, self.round_steps.changes_gradients
+        if closure is None or self.is_adasum or not synchronizes:
+            if changes and synchronizes and not _is_synchronized(optimizer):
+                self.synchronize()
+            self.round_steps.before(optimizer)
+            scaler_has_reduced = self._has_scaler and _is_synchronized(optimizer)
+            with optimizer.skip_synchronize() if changes or scaler_has_reduced else nullcontext():
+                result = self._horovod["step"](optimizer, closure)
+        else:
+            if optimizer._handles:  # gradients were made before the closure, for example for SAM's first step
+                self.synchronize()
+            result = optimizer._base.step(optimizer, lambda: self._reduced(optimizer, closure))
+            optimizer._synchronized = False
+        self._local_steps += 1
+        self.round_steps.after(optimizer)
+        return result
+
+    def _reduced(self, optimizer: Any, closure: Callable[[], Any]) -> Any:
+        """Evaluate a closure once, and reduce its gradients. Returns this rank's loss; for LBFGS the reduced loss."""
+        optimizer._synchronized = False
+        loss = closure()
+        if not optimizer._synchronized:  # a closure may have called `synchronize` itself, to clip gradients
+            self.synchronize()
+        self.round_steps.before(optimizer)
+        searches = issubclass(type(optimizer), torch.optim.LBFGS)
+        if not searches or not self.process_set.included():
+            return loss
+        # LBFGS decides by the loss how often to evaluate the closure. All ranks must evaluate it equally often.
+        name = f"{next(iter(optimizer._parameter_names.values()))}.loss"
+        return mpi_ops.allreduce(
+            torch.as_tensor(loss).detach(), name=name, op=optimizer.op, process_set=self.process_set
+        )
+
+    def synchronize(self) -> None:
+        self.work.require_last()
+        self._horovod["synchronize"](self.wrapped)
+
+    def before_zero_grad(self) -> None:
+        if self.is_under_way:
+            self._horovod["zero_grad"](self.wrapped)  # it raises Horovod's error
+
+    def set_passes(self, passes: int) -> None:
+        self._horovod["set_backward_passes_per_step"](self.wrapped, passes)
+
+    def flush_optimizer(self, optimizer: Any) -> None:
+        pass
+
+    def forget(self) -> None:
+        optimizer = self.wrapped
+        optimizer._handles, optimizer._synchronized, optimizer._should_synchronize = {}, False, True
+        self.set_passes(optimizer.backward_passes_per_step)
 
 
 def _reduce_last_group(optimizer: Any) -> None:
@@ -188,23 +201,6 @@ def _make_weak_hook(optimizer: Any, parameter: torch.nn.Parameter) -> Callable[.
     return hook
 
 
-def _reduced(optimizer: Any, closure: Callable[[], Any], round_steps: RoundSteps) -> Any:
-    """Evaluate a closure once, and reduce its gradients. Returns this rank's loss, or for LBFGS the reduced loss."""
-    optimizer._synchronized = False
-    loss = closure()
-    if not optimizer._synchronized:  # a closure may have called `synchronize` itself, to clip gradients
-        optimizer.synchronize()
-    round_steps.before(optimizer)
-    searches = issubclass(type(optimizer), torch.optim.LBFGS)
-    if not searches or not optimizer.process_set.included():
-        return loss
-    # LBFGS decides by the loss how often to evaluate the closure. All ranks must evaluate it equally often.
-    name = f"{next(iter(optimizer._parameter_names.values()))}.loss"
-    return mpi_ops.allreduce(
-        torch.as_tensor(loss).detach(), name=name, op=optimizer.op, process_set=optimizer.process_set
-    )
-
-
 def _refuse_scaler_of_local_gradients(optimizer: Any) -> bool:
     """Return False as the optimizer's property `_step_supports_amp_scaling`, which `GradScaler.step` reads.
 
@@ -212,7 +208,7 @@ def _refuse_scaler_of_local_gradients(optimizer: Any) -> bool:
     still being reduced, or if `step` comes after each pass: the GradScaler would then look at the gradients of this rank
     alone, and each rank would skip steps by itself.
     """
-    if optimizer._handles or optimizer.micro_batches is not None:
+    if optimizer._handles or isinstance(optimizer._exchange.work, OwnMicroBatches):
         raise RuntimeError(
             "a GradScaler steps an optimizer that was wrapped without it, while gradients are under way: each rank would skip "
             "steps by itself. Pass it: hvd.DistributedOptimizer(..., grad_scaler=scaler), or call optimizer.synchronize() first"
@@ -233,18 +229,18 @@ def unscale_reduced(scaler: torch.amp.GradScaler, wrapped: Any) -> None:
 
     # If the optimizer's `step` comes after each backward pass, the scaler acts at the end of an update.
     def step_at_end(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        passes = wrapped.micro_batches if optimizer is wrapped else None
-        if passes is None:
+        if optimizer is not wrapped:
             return step(optimizer, *args, **kwargs)
-        if not optimizer.ends_update:
-            return optimizer.step(*args, **kwargs)
-        before, result = passes.rounds, step(optimizer, *args, **kwargs)
-        if passes.rounds == before:  # the scaler has skipped the step, because a gradient is not finite
-            passes.complete()
+        work = wrapped._exchange.work
+        if not work.is_last:
+            return wrapped.step(*args, **kwargs)
+        before, result = work.rounds, step(wrapped, *args, **kwargs)
+        if work.rounds == before:  # the scaler has skipped the step, because a gradient is not finite
+            work.skipped()
         return result
 
     def update_at_end(new_scale: float | torch.Tensor | None = None) -> None:
-        if wrapped.micro_batches is None or wrapped.micro_batches.made == 0:
+        if not wrapped._exchange.work.keeps_gradients:
             update(new_scale)
 
     scaler.unscale_ = synchronize_and_unscale  # type: ignore[method-assign]

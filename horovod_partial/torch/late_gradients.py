@@ -12,9 +12,9 @@ import torch
 from horovod_partial.merging import MergingPlan
 from horovod_partial.runtime.appliers import this_thread
 from horovod_partial.torch.ahead import ParametersAhead
+from horovod_partial.torch.micro_batches import evaluate
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.round_applier import RoundApplier
-from horovod_partial.torch.wrapping import evaluate
 
 
 class Phase(Enum):
@@ -163,6 +163,7 @@ class LateGradients(RoundApplier):
             self._set.family.arrive(bucket, self._present_scale())
 
     def synchronize(self) -> None:
+        self.work.require_last()
         if self._state.is_synchronized:
             return
         self._wait()
@@ -235,7 +236,7 @@ class LateGradients(RoundApplier):
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
                     "optimizer.synchronize(). This can cause training slowdown. You may want to consider using "
                     "optimizer.skip_synchronize() context if you use optimizer.synchronize() in your code.",
-                    stacklevel=3,
+                    stacklevel=4,
                 )
             self._wait()
         if self._state.phase is Phase.AHEAD:

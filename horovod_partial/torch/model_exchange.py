@@ -60,7 +60,6 @@ class ModelExchange(models.ModelExchange, Exchange):
     """
 
     runtime = runtime
-    combines_gradients = False
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from horovod_partial.runtime.runtime import Runtime
 from horovod_partial.torch import horovod_waits
 from horovod_partial.torch.devices import check_device, device_number, stream_handle
 
-runtime = Runtime(mpi_ops, library_of(mpi_lib_v2), waits_are_told=True)
+runtime = Runtime(mpi_ops, library_of(mpi_lib_v2), torch.from_numpy, waits_are_told=True)
 horovod_waits.install(runtime)
 
 add_process_set = runtime.add_process_set

@@ -26,7 +26,7 @@ from horovod_partial.settings import settings
 from horovod_partial.torch import amp, full_optimizer
 from horovod_partial.torch.bucket_set import BucketSet
 from horovod_partial.torch.late_gradients import LateGradients
-from horovod_partial.torch.micro_batches import counting_passes
+from horovod_partial.torch.micro_batches import OwnMicroBatches, counting_passes
 from horovod_partial.torch.model_exchange import ModelExchange
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.round_applier import RoundApplier
@@ -200,7 +200,7 @@ def _supports_scaler(optimizer: Any) -> bool:
 
     `GradScaler.step` reads this property. Without the wrapper's help it would unscale accumulated gradients several times.
     """
-    if optimizer.micro_batches is not None:
+    if isinstance(optimizer._exchange.work, OwnMicroBatches):
         _refuse_unknown_scaler(optimizer)
     found: bool = vars(optimizer).get("_step_supports_amp_scaling", False)
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,7 +41,6 @@ class RoundApplier(Exchange, ABC):
         self.unscales = buckets.options.unscaled
         self.is_applying = False  # whether a round is being applied or waited for; if so, waits apply no rounds
         self._set = buckets
-        self._wrapped: weakref.ref[Any] | None = None
         self._grad_scaler = grad_scaler
         self._passes = passes
         self._steps_in_round = 1.0  # how many steps per rank, on average, the result of the newest round contains
@@ -53,14 +51,6 @@ class RoundApplier(Exchange, ABC):
     @abstractmethod
     def _start(self) -> None:
         """Set up the state and the gradient hooks of the subclass. The constructor calls this last."""
-
-    def belong_to(self, optimizer: Any) -> None:
-        self._wrapped = weakref.ref(optimizer)
-
-    @property
-    def wrapped(self) -> Any:
-        """The wrapped optimizer, the object that holds this one; None if it is gone."""
-        return None if self._wrapped is None else self._wrapped()
 
     @property
     def buckets(self) -> Sequence[GradientBucket]:
@@ -147,6 +137,7 @@ class RoundApplier(Exchange, ABC):
         remove_hooks(self._set.hooks)
 
     def succeed(self, before: Exchange) -> None:
+        super().succeed(before)
         assert isinstance(before, RoundApplier)
         self.overflows = before.overflows
         self.thread = before.thread

@@ -13,24 +13,23 @@ import torch
 from horovod_partial.exchange.work_sharing import SharedWork
 from horovod_partial.runtime.appliers import Thread, this_thread
 from horovod_partial.torch.buckets import GradientFamily, MicroBatchBucket
+from horovod_partial.torch.micro_batches import evaluate
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.round_applier import RoundApplier
-from horovod_partial.torch.wrapping import Exchange, evaluate
 
 
 class SharedGradients(RoundApplier):
     """Combines an optimizer's gradients under `hvd.WorkSharing`. A backward pass and a `step` make one micro-batch.
 
-    `work` decides which micro-batch this rank makes. `updated` is the number of updates that were applied between the
-    ends of the last two steps.
+    `work` decides which micro-batch this rank makes.
     """
 
     buckets: list[MicroBatchBucket]
+    work: SharedWork
 
     def _start(self) -> None:
         self.work = SharedWork(runtime, self.process_set, self._passes, self)
         self.work.is_alone = not self._set.travels
-        self.updated = 0
         self._applied = 0  # how many updates have been applied since the end of the last step
         self._scale = 1.0
         if not self.process_set.included():
@@ -61,17 +60,16 @@ class SharedGradients(RoundApplier):
     def family(self) -> GradientFamily | None:
         return None if self.wrapped is None else super().family  # without its optimizer, no update can be applied
 
-    def _enter(self) -> None:
-        if not self.work.is_alone and self.work.enter():
-            self._set.enter(self.replica)
-            for bucket in self.buckets:
-                bucket.abandon()  # gradients of an earlier generation of Horovod are lost
-            self._set.family.declare()
+    def declare_buckets(self) -> None:
+        self._set.enter(self.replica)
+        for bucket in self.buckets:
+            bucket.abandon()  # gradients of an earlier generation of Horovod are lost
+        self._set.family.declare()
 
     def gradient(self, parameter: torch.nn.Parameter) -> None:
-        self._enter()
+        self.work.enter()
         if self.work.begun is None:
-            self._require_loader()
+            self.work.require_loader()
             if not self.work.begin(waits=False):
                 raise RuntimeError(
                     "no micro-batch has begun here, and an update may have been made since the forward pass. step() begins the next "
@@ -89,13 +87,6 @@ class SharedGradients(RoundApplier):
             self._scale = self._present_scale()
         self._add(parameter)
 
-    def _require_loader(self) -> None:
-        if not self.work.begins_in_step and self.work.begun is None:
-            raise RuntimeError(
-                "no micro-batch has begun here. Under DynamicShardingLoader one begins when its loop gives a batch: let each batch "
-                "have one backward pass and one step(), in the loop, and flush after step()"
-            )
-
     def _add(self, parameter: torch.nn.Parameter) -> None:
         bucket: Any = self._set.bucket_of[parameter]
         is_complete = bucket.add(parameter, parameter.grad, self._scale)
@@ -104,22 +95,6 @@ class SharedGradients(RoundApplier):
             bucket.stay()
         elif is_complete:
             self._set.family.arrive(bucket)
-
-    def begin(self) -> tuple[int, int]:
-        number = self.begin_before(math.inf)
-        assert number is not None
-        return self.rounds, number
-
-    def begin_before(self, rounds: float) -> int | None:
-        """Begin a micro-batch, unless one has begun. See `SharedWork.begin_before`."""
-        self._enter()
-        self.thread = this_thread()
-        return self.work.begin_before(rounds)
-
-    def require_begun(self) -> int:
-        """Return the begun micro-batch's number, or begin one. If a loader should have begun it, raise RuntimeError."""
-        self._require_loader()
-        return self.begin()[1]
 
     @property
     def is_under_way(self) -> bool:
@@ -132,20 +107,21 @@ class SharedGradients(RoundApplier):
         if not self.process_set.included():
             optimizer._base.step(optimizer)
             self.work.applied()
-            self.updated = 1
+            self.work.updated = 1
             return loss
-        self._enter()
+        self.work.enter()
         self.thread = this_thread()
         self._set.check_layers(optimizer)
         self._complete_micro_batch()
         while self.work.must_apply():
             self._apply_all(optimizer)
         self._set.tell()
-        self.updated, self._applied = self._applied, 0
+        self.work.updated, self._applied = self._applied, 0
         return loss
 
     def _complete_micro_batch(self) -> None:
-        self.require_begun()
+        self.work.require_loader()
+        self.work.begin_before(math.inf)
         for bucket in reversed(self.buckets):  # arrive at the first bucket last: this arrival ends the micro-batch
             for parameter in list(bucket.missing):
                 _clear_result(parameter)
@@ -203,11 +179,6 @@ class SharedGradients(RoundApplier):
         with self._gradients_kept():
             self._apply_all(self.wrapped)
 
-    def succeed(self, before: Exchange) -> None:
-        super().succeed(before)
-        assert isinstance(before, SharedGradients)
-        self.work.begins_in_step = before.work.begins_in_step
-
     def synchronize(self) -> None:
         raise RuntimeError(
             "there is nothing to wait for between backward and step under hvd.WorkSharing(): the gradients of an update are "
@@ -229,11 +200,6 @@ class SharedGradients(RoundApplier):
             )
         self._set.forget()
         self._flushed_at = self._local_steps
-        self.work.forget()
-
-    def set_passes(self, passes: int) -> None:
-        if passes != self._passes:
-            raise ValueError("backward_passes_per_step cannot change under hvd.WorkSharing(): wrap a new optimizer")
 
     def before_state_dict(self) -> None:
         """Do nothing: between two steps, and in round hooks, the state always contains this rank's newest update."""

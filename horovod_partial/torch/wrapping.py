@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,11 +16,11 @@ from torch.utils.hooks import RemovableHandle
 from horovod_partial.checks import require_count
 from horovod_partial.exchange.names import InstanceNames
 from horovod_partial.exchange.rounds import RoundInfo
+from horovod_partial.exchange.work_sharing import MicroBatches
 from horovod_partial.exchange.wrapping import subclass
 from horovod_partial.merging import MergingPlan
 from horovod_partial.runtime.appliers import NO_THREAD
 from horovod_partial.runtime.tenure import Tenure
-from horovod_partial.torch.micro_batches import OwnMicroBatches
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.ownership import require_ownership, take_over
 from horovod_partial.torch.round_steps import RoundHook, RoundSteps
@@ -28,9 +31,9 @@ _names = InstanceNames(runtime)
 class Exchange:
     """Base class of what combines gradients before an optimizer's own step, or averages its model after the step.
 
-    The wrapped optimizer is the object that `wrap` returns, and holds the exchange. Its properties `last_round`,
-    `last_average` and `updated` come from here. `synchronized` tells whether this step has waited for its results, and
-    `synchronizes_in_step` whether `step` waits for them.
+    The wrapped optimizer is the object that `wrap` returns, and holds the exchange. Its properties `last_round` and
+    `last_average` come from here. `work` says which calls of its `step` end an update. `synchronized` tells whether
+    this step has waited for its results, and `synchronizes_in_step` whether `step` waits for them.
     """
 
     process_set: ProcessSet
@@ -38,15 +41,16 @@ class Exchange:
     synchronizes_in_step = True
     last_round: RoundInfo | None = None
     last_average: Any = None
-    updated = 1
-    combines_gradients = True  # False if models are averaged
-    work: Any = None  # the micro-batches that ranks share; None under all policies but `hvd.WorkSharing()`
+    work = MicroBatches()
     thread = NO_THREAD  # the thread that took the last step
+    _wrapped: weakref.ref[Any] | None = None
     _local_steps = 0  # how many steps this rank has taken
     _flushed_at = 0  # how many of these it had taken at the last flush
 
-    def belong_to(self, optimizer: Any) -> None:
-        """Learn which wrapped optimizer holds this object. The reference must be weak."""
+    @property
+    def wrapped(self) -> Any:
+        """The wrapped optimizer, the object that holds this one; None if it is gone."""
+        return None if self._wrapped is None else self._wrapped()
 
     @property
     def synchronized(self) -> bool:
@@ -55,12 +59,6 @@ class Exchange:
     @property
     def rounds(self) -> int:
         raise NotImplementedError
-
-    def begin(self) -> tuple[int, int]:
-        """Begin a micro-batch under `hvd.WorkSharing()`, for `begin_micro_batch`. Other policies raise ValueError."""
-        raise ValueError(
-            "begin_micro_batch() needs sync=hvd.WorkSharing(), or step_each_pass=True, or a DynamicShardingLoader"
-        )
 
     @property
     def merging_plan(self) -> MergingPlan | None:
@@ -99,6 +97,7 @@ class Exchange:
 
     def succeed(self, before: Exchange) -> None:
         """Take the state of an earlier exchange of the same optimizer, which had fewer parameters and was flushed."""
+        self.work = self.work.after(before.work)
 
     def before_zero_grad(self) -> None:
         """Raise AssertionError if gradients are under way, because they may not be cleared now."""
@@ -119,7 +118,6 @@ class Methods(torch.optim.Optimizer):
     # A generation of Horovod, and how many rounds this optimizer took in it before the last `add_param_group`.
     _rounds_before = (0, 0)
     backward_passes_per_step: int
-    micro_batches: OwnMicroBatches | None = None  # set if `step` comes after each backward pass without work sharing
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take the wrapped optimizer's step, after gradients have been reduced, or before models are averaged.
@@ -134,12 +132,7 @@ class Methods(torch.optim.Optimizer):
         """
         require_ownership(self)
         self._require_process_set()
-        if self.micro_batches is None:
-            return self._exchange.step(self, closure)
-        loss = evaluate(closure)  # before the pass counts, because a closure may clear gradients, or fail
-        if self.micro_batches.complete():
-            self._exchange.step(self, None)
-        return loss
+        return self._exchange.work.step(closure, partial(self._exchange.step, self))
 
     def synchronize(self) -> None:
         """Wait until every bucket has its result.
@@ -154,8 +147,6 @@ class Methods(torch.optim.Optimizer):
             RuntimeError: gradients were changed while they travelled, or a later wrapper has taken parameters of this one.
         """
         require_ownership(self)
-        if self.micro_batches is not None and self._exchange.combines_gradients:
-            self.micro_batches.require_last()
         self._exchange.synchronize()
 
     def register_round_hook(self, hook: RoundHook, state: Any = None) -> RemovableHandle:
@@ -183,8 +174,7 @@ class Methods(torch.optim.Optimizer):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Set how many backward passes accumulate before a step, same as in Horovod."""
         require_count("passes", passes, 1)
-        if self.micro_batches is not None:
-            self.micro_batches.check(passes)
+        self._exchange.work.set_passes(passes)
         self.backward_passes_per_step = passes
         self._exchange.set_passes(passes)
 
@@ -194,7 +184,7 @@ class Methods(torch.optim.Optimizer):
         Raises:
             AssertionError: gradients are under way; call it after `step` or `synchronize`.
         """
-        if self.micro_batches is not None and self.micro_batches.made:
+        if self._exchange.work.keeps_gradients:
             return
         self._exchange.before_zero_grad()
         self._base.zero_grad(self, set_to_none)
@@ -215,11 +205,11 @@ class Methods(torch.optim.Optimizer):
         except BaseException:
             self.param_groups.pop()
             raise
-        self._rounds_before = runtime.generation, self.rounds
-        exchange.succeed(self._exchange)
-        self._exchange = exchange
-        exchange.belong_to(self)
+        before, rounds, self._exchange = self._exchange, self.rounds, exchange
+        exchange._wrapped = weakref.ref(self)
+        exchange.succeed(before)
         exchange.set_passes(self.backward_passes_per_step)
+        self._rounds_before = runtime.generation, rounds - exchange.rounds
         take_over(self, exchange.process_set)
 
     def is_under_way(self) -> bool:
@@ -260,14 +250,14 @@ class Methods(torch.optim.Optimizer):
         Raises:
             ValueError: the policy is another one than `hvd.WorkSharing()`, and the optimizer has no `step_each_pass`.
         """
-        if self.micro_batches is not None:
-            return self.micro_batches.rounds, self.micro_batches.begin()
-        return self._exchange.begin()
+        number = self._exchange.work.begin_before(math.inf)
+        assert number is not None
+        return self._exchange.work.rounds, number
 
     @property
     def ends_update(self) -> bool:
         """Whether the next call of `step` ends an update."""
-        return self.micro_batches is None or self.micro_batches.is_last
+        return self._exchange.work.is_last
 
     @property
     def updated(self) -> int:
@@ -276,7 +266,7 @@ class Methods(torch.optim.Optimizer):
         Where `step` comes after each backward pass it may be 0. Under `hvd.WorkSharing()` it is more than 1 if other ranks
         made updates without this one. Otherwise it is 1.
         """
-        return self._exchange.updated if self.micro_batches is None else self.micro_batches.updated
+        return self._exchange.work.updated
 
     @property
     def steps_in_round(self) -> float:
@@ -350,8 +340,7 @@ class Methods(torch.optim.Optimizer):
         """
         self._require_process_set()
         self._exchange.forget()
-        if self.micro_batches is not None:
-            self.micro_batches.forget()
+        self._exchange.work.forget()
         state, groups = self.state, self.param_groups  # keep the objects that the user's optimizer and schedulers use
         self._base.load_state_dict(self, state_dict)
         state.clear()
@@ -360,7 +349,9 @@ class Methods(torch.optim.Optimizer):
         self.state, self.param_groups = state, groups
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return unwrapped(self, self._base)
+        """Pickle the wrapper as an instance of the user's class, without hooks."""
+        state = {"defaults": self.defaults, "state": self.state, "param_groups": self.param_groups}
+        return self._base.__new__, (self._base,), state
 
     def _require_process_set(self) -> None:
         if self.process_set.process_set_id is None:
@@ -371,14 +362,6 @@ class Methods(torch.optim.Optimizer):
     @property
     def _synchronized(self) -> bool:
         return self._exchange.synchronized
-
-
-def evaluate(closure: Callable[[], Any] | None) -> Any:
-    """Evaluate a closure that was passed to `step`. Returns its loss."""
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
 
 
 # The mark `hooked` keeps PyTorch from wrapping this `step`. Otherwise an optimizer's step hooks would run twice.
@@ -399,7 +382,7 @@ def wrap(
     vars(instance).update(own_attributes(optimizer))
     instance._exchange = exchange
     instance._make_exchange = make_exchange
-    exchange.belong_to(instance)
+    exchange._wrapped = weakref.ref(instance)
     instance.backward_passes_per_step = backward_passes_per_step
     take_over(instance, exchange.process_set)
     return instance
@@ -434,12 +417,6 @@ class Name:
             alike = f"{self._process_set.ranks} {self._members}"
             self._name = _names.new("DistributedOptimizer", alike)
         return self._name
-
-
-def unwrapped(optimizer: torch.optim.Optimizer, base: type) -> tuple[Any, ...]:
-    """Return what `__reduce__` needs to pickle a wrapper as an instance of the user's class without hooks."""
-    state = {"defaults": optimizer.defaults, "state": optimizer.state, "param_groups": optimizer.param_groups}
-    return base.__new__, (base,), state
 
 
 def with_positions(

@@ -260,6 +260,19 @@ def test_a_rank_may_stay_away(world: World) -> None:
     assert world.rank != 0 or len(training.made) <= PASSES * (UPDATES + 2 * world.size)
 
 
+def test_the_data_goes_on_when_the_optimizer_gets_parameters(world: World) -> None:
+    training = Training(world, "training", slow=-1)
+    training.epoch(0)
+    training.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+    assert training.optimizer.rounds == UPDATES
+    assert training.sampler.state_dict()["update"] == UPDATES
+    training.sampler.set_epoch(1)
+    for rounds in training.loop():
+        assert training.sampler.state_dict()["update"] == rounds - UPDATES
+    assert training.optimizer.rounds == 2 * UPDATES
+    assert training.gather() == training.planned(0) | training.planned(1, UPDATES)
+
+
 # --- One loop for every policy
 
 
@@ -370,6 +383,47 @@ def test_steps_within_an_update(world: World, sync: str, kind: str) -> None:
                     optimizer.set_backward_passes_per_step(2)
     assert weight.item() == (-1111 if kind == "overflow" else -2222)
     assert kind == "overflow" or optimizer.rounds == 2
+
+
+@alone
+@pytest.mark.parametrize("sync", ["full", "quorum:1.0"])
+def test_a_step_that_fails_ends_its_update(world: World, sync: str) -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer: Any = hvd.DistributedOptimizer(
+        torch.optim.SGD([weight], lr=1.0), backward_passes_per_step=2, sync=sync, step_each_pass=True
+    )
+
+    def fail(optimizer: Any) -> None:
+        raise OSError("a round hook fails")
+
+    hook = optimizer.register_round_hook(fail)
+    weight.sum().backward()
+    optimizer.step()
+    weight.sum().backward()
+    with pytest.raises(OSError, match="a round hook fails"):
+        optimizer.step()
+    assert optimizer.updated == 1
+    hook.remove()
+    optimizer.zero_grad()
+    weight.sum().backward()
+    with pytest.raises(RuntimeError, match="within an update"):
+        optimizer.synchronize()
+
+
+@alone
+@pytest.mark.parametrize("sync", ["full", "quorum:1.0"])
+def test_a_loaded_state_begins_an_update(world: World, sync: str) -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer: Any = hvd.DistributedOptimizer(
+        torch.optim.SGD([weight], lr=1.0), backward_passes_per_step=2, sync=sync, step_each_pass=True
+    )
+    weight.sum().backward()
+    optimizer.step()
+    assert optimizer.ends_update
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert not optimizer.ends_update
+    optimizer.zero_grad()
+    assert weight.grad is None
 
 
 # --- One rank

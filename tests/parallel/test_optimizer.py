@@ -313,6 +313,7 @@ def test_closure(world: World, policy: str) -> None:
     model, optimizer = wrapped(sync_of(policy))
     stepped = []
     optimizer.register_step_post_hook(lambda *_: stepped.append(True))
+    optimizer.load_state_dict(optimizer.state_dict())  # in which PyTorch looks whether `step` calls the hooks
     calls = 0
 
     def closure() -> torch.Tensor:

@@ -5,12 +5,12 @@ import math
 import pickle
 import warnings
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from horovod.common.process_sets import ProcessSet
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -25,9 +25,9 @@ Step = list[list[int]]
 class Sampler(hvd.BalancedBatchSampler):
     """One of several ranks that have all passed the same."""
 
-    @staticmethod
-    def _gather(data: bytes, name: str, process_set: ProcessSet) -> list[bytes]:
-        return [data] * process_set.size()
+    _runtime: Any = SimpleNamespace(
+        generation=0, gather_bytes=lambda data, name, process_set: [data] * process_set.size()
+    )
 
 
 def samplers(lengths: object, batch_size: int | None, size: int, **options: Any) -> list[Sampler]:
