@@ -10,6 +10,10 @@ namespace {
 
 constexpr std::chrono::seconds kDeadPatience(5);
 
+// While a rank holds micro-batches that it has not begun, nobody waits for its report of those that it has made. Such
+// a report would cost more than it tells, unless micro-batches are as long as this.
+constexpr std::chrono::seconds kLongMicroBatch(1);
+
 }  // namespace
 
 SharedBucket::SharedBucket(Surroundings& the_surroundings, const std::string& name, BucketConfig bucket_config)
@@ -78,8 +82,8 @@ void SharedBucket::Arrive(Calls& calls) {
     operation->scratch.Reserve(core.bytes(), core.memory());
     operation->arrival.output = operation->scratch.data();
   }
-  arrived = Now();
-  surroundings.news = true;
+  const Time last = std::exchange(arrived, Now());
+  if (!holds_more || arrived - last >= kLongMicroBatch) surroundings.news = true;
   auto* const recorder = surroundings.Recording();
   // Under work sharing all micro-batches of an update arrive by one operation, and each of them is recorded.
   if (recorder != nullptr && operation->arrival.input != nullptr && (SharesWork() || !operation->recorded)) {

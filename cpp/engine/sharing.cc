@@ -21,14 +21,17 @@ bool IsAwaited(const Buckets& family) {
 std::optional<std::pair<int, int>> WorkSharing::Take(const Buckets& family, bool begins) {
   SharedBucket& keeper = *family.front();
   Round update;
+  bool holds_more;
   {
     std::lock_guard<std::mutex> lock(keeper.mutex);
     update = keeper.update;
+    holds_more = keeper.share->HoldsMore();
   }
   for (const auto& bucket : family) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (!bucket->poison.empty()) throw EngineError(bucket->poison);
     if (bucket->core.taken() != update || bucket->awaited != nullptr) return std::nullopt;
+    if (begins) bucket->holds_more = holds_more;
   }
   // The update may have closed since its number was read. Then this rank must take results before it may begin more.
   std::lock_guard<std::mutex> lock(keeper.mutex);
@@ -36,7 +39,7 @@ std::optional<std::pair<int, int>> WorkSharing::Take(const Buckets& family, bool
   const std::pair<int, int> next(keeper.share->next(), keeper.updates);
   if (begins) {
     keeper.share->Begin();
-    surroundings_.news = true;
+    if (!keeper.share->MayBegin()) surroundings_.news = true;
   }
   return next;
 }
@@ -85,6 +88,14 @@ void WorkSharing::Return(const std::string& name) {
   surroundings_.news = true;
 }
 
+void WorkSharing::ReportSoon() {
+  for (const auto& bucket : buckets_.All()) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    bucket->holds_more = false;
+  }
+  surroundings_.news = true;  // after that, so that the next report has each arrival that has not asked for it
+}
+
 bool WorkSharing::ReportLeaves() {
   has_left_ = false;
   if (leaving_ == 0 || !surroundings_.shares_work) return false;
@@ -98,12 +109,14 @@ bool WorkSharing::ReportLeaves() {
 }
 
 void WorkSharing::Hear(const std::vector<Grants>& grants) {
+  bool fewer = false;
   for (const Grants& each : grants) {
     const auto bucket = buckets_.Find(each.bucket);
     if (bucket == nullptr) continue;
     std::lock_guard<std::mutex> lock(bucket->mutex);
-    if (bucket->share) bucket->share->Hear(each.by_rank.at(Index(surroundings_.rank)));
+    if (bucket->share && bucket->share->Hear(each.by_rank.at(Index(surroundings_.rank)))) fewer = true;
   }
+  if (fewer) ReportSoon();  // the coordinator waits for the report that this rank holds fewer
   surroundings_.changes.Tell();
 }
 

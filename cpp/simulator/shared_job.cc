@@ -77,8 +77,9 @@ void SharedJob::Finish() {
   now_ = ends_.top().first;
   ends_.pop();
   ++At(rank).done;
+  At(rank).ended = now_;
   Begin(rank);
-  wanted_ = std::min(wanted_, now_);
+  if (!At(rank).share.MayBegin()) wanted_ = std::min(wanted_, now_);
 }
 
 Time SharedJob::NextNegotiation() const {
@@ -91,7 +92,7 @@ void SharedJob::Negotiate() {
   negotiated_ = now_;
   for (Rank rank = 0; rank < config_.ranks; ++rank) {
     const Worker& worker = At(rank);
-    ledger_.Observe(rank, worker.share.share(!worker.computes), worker.done, now_);
+    ledger_.Observe(rank, worker.share.share(!worker.computes), worker.done, worker.ended, now_);
   }
   const auto granted = ledger_.Decide(std::vector<bool>(workers_.size(), true), now_);
   for (std::size_t i = 0; i < granted.size(); ++i) {

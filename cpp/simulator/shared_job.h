@@ -56,6 +56,7 @@ class SharedJob {
   struct Worker {
     OwnShare share;
     int done = 0;
+    Time ended{0};  // when the last of them ended
     bool computes = false;
   };
   using End = std::pair<Time, Rank>;  // when a micro-batch ends, and on which rank

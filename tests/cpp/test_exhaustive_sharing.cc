@@ -35,7 +35,7 @@ class LedgerPeer {
   static std::vector<MicroBatches> Tell(Ledger& ledger, const std::vector<int>& numbers) {
     std::vector<MicroBatches> told;
     for (std::size_t i = 0; i < numbers.size(); ++i) {
-      if (numbers[i] > ledger.ranks_[i].held()) ledger.Grant(i);
+      while (numbers[i] > ledger.ranks_[i].held()) ledger.Grant(i);
       told.push_back(ledger.ranks_[i].granted);
       told.back().resize(static_cast<std::size_t>(numbers[i]));
     }
@@ -71,6 +71,7 @@ struct Job {
 
 struct Coverage {
   std::size_t taken_back = 0;
+  std::size_t several = 0;    // takings-back of more than one at once
   std::size_t kept = 0;       // a taking-back that came too late
   std::size_t unequal = 0;    // updates in which ranks had unequally many
   std::size_t none = 0;       // and in which a rank had none
@@ -387,14 +388,15 @@ class World {
   // What every rank holds, before anything is told in this cycle.
   std::vector<int> ReportedNumbers() const {
     const auto is_of_ledger = [&](const Closing& closing) { return closing.bucket == kNames[job_->buckets - 1]; };
-    if (std::any_of(closings_.begin(), closings_.end(), is_of_ledger)) return std::vector<int>(ranks_.size(), 1);
+    if (std::any_of(closings_.begin(), closings_.end(), is_of_ledger))
+      return std::vector<int>(ranks_.size(), job_->each);
     std::vector<int> numbers;
     for (const std::string& report : reports_) numbers.push_back(DecodeReport(report).items.back().share->granted);
     return numbers;
   }
 
-  // All that might be told: each rank's number is kept, raised by one while there is something to grant, or lowered to
-  // what the rank has begun.
+  // All that might be told: each rank's number is kept, raised while there is something to grant, or lowered, at most
+  // to what the rank has begun.
   std::vector<std::vector<int>> Choices() const {
     std::vector<std::vector<int>> choices;
     if (OwnLedger() == nullptr) return choices;
@@ -414,13 +416,10 @@ class World {
     const int begun = LedgerPeer::Begun(ledger, r);
     numbers[r] = held;
     Choose(ledger, r + 1, free, numbers, choices);
-    if (held > begun) {
-      numbers[r] = begun;
-      Choose(ledger, r + 1, free, numbers, choices);
-    }
-    if (free > 0 && held == begun) {
-      numbers[r] = held + 1;
-      Choose(ledger, r + 1, free - 1, numbers, choices);
+    for (numbers[r] = begun; numbers[r] < held; ++numbers[r]) Choose(ledger, r + 1, free, numbers, choices);
+    for (int more = 1; more <= free; ++more) {
+      numbers[r] = held + more;
+      Choose(ledger, r + 1, free - more, numbers, choices);
     }
   }
 
@@ -470,6 +469,7 @@ class World {
     const Share before = rank.share.share(false);
     rank.share.Hear(granted);
     coverage_->taken_back += static_cast<int>(granted.size()) < before.granted ? 1 : 0;
+    coverage_->several += static_cast<int>(granted.size()) + 1 < before.granted ? 1 : 0;
     coverage_->kept += static_cast<int>(granted.size()) < before.begun ? 1 : 0;
   }
 
@@ -522,8 +522,9 @@ TEST_P(Sharing, IsSafe) {
   const Exploration result = Explore(World(GetParam().job, coverage));
   EXPECT_EQ(result.violation, "") << result.trace;
   EXPECT_GT(result.ends, 0u);
-  std::printf("%zu states, %zu taken back, %zu kept, %zu unequal, %zu without one, %zu short\n", result.states,
-              coverage.taken_back, coverage.kept, coverage.unequal, coverage.none, coverage.shortened);
+  std::printf("%zu states, %zu taken back, %zu of several, %zu kept, %zu unequal, %zu without one, %zu short\n",
+              result.states, coverage.taken_back, coverage.several, coverage.kept, coverage.unequal, coverage.none,
+              coverage.shortened);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Sharing,

@@ -26,7 +26,8 @@ TEST(OwnShareTest, BeginsWithItsOwn) {
   }
   EXPECT_FALSE(share.MayBegin());
   share.Advance();
-  EXPECT_EQ(share.next(), 6) << "the first of its own in the next update";
+  EXPECT_EQ(share.next(), 6);
+  EXPECT_EQ(share.share(false), (Share{3, 0, false})) << "all of its own in the next update";
 }
 
 TEST(OwnShareTest, KeepsWhatHasBegun) {
@@ -47,7 +48,7 @@ class LedgerTest : public testing::Test {
 
   std::vector<MicroBatches> Decide() { return ledger_.Decide(std::vector<bool>(kRanks, true), now_); }
   void Say(Rank rank, int granted, int begun, int done, bool wants = false) {
-    ledger_.Observe(rank, {granted, begun, wants}, done, now_);
+    ledger_.Observe(rank, {granted, begun, wants}, done, now_, now_);
   }
   // All have taken so long for one micro-batch, and have begun the next.
   void Learn(std::vector<Time> paces) {
@@ -59,33 +60,68 @@ class LedgerTest : public testing::Test {
     }
     ledger_.Advance(now_);
   }
+  // All have begun a micro-batch of 10 ms. After `time` ranks 0 and 1 wait, and rank 2 is in its first one.
+  void Delay(Time time) {
+    Learn({10ms, 10ms, 10ms});
+    for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 2, 1, 0);
+    now_ += time;
+    for (Rank rank : {0, 1}) Say(rank, 2, 2, 2, true);
+    Say(2, 2, 1, 0);
+  }
 
   Ledger ledger_{kRanks, 6};
   Time now_{1h};
 };
 
-TEST_F(LedgerTest, EveryRankHoldsOneMoreWhileThereAreMany) {
-  for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 1, 1, 0);
-  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{4, 5}));
+TEST_F(LedgerTest, EveryRankHoldsItsWholeShare) {
+  Learn({10ms, 10ms, 10ms});
+  EXPECT_THAT(Decide(), IsEmpty());
+  for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 2, 1, 0);
+  EXPECT_THAT(Decide(), IsEmpty());
+  now_ += 10ms;
+  for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 2, 2, 1);
+  EXPECT_THAT(Decide(), IsEmpty()) << "nothing moves where no rank is slow";
+}
+
+TEST_F(LedgerTest, ASlowRankKeepsWhatItEndsInTime) {
+  Learn({10ms, 10ms, 100ms});
+  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{4}))
+      << "its second is taken back before it begins, and its first shows how fast it is now";
+  for (Rank rank : {0, 1}) Say(rank, 2, 1, 0);
+  Say(2, 1, 1, 0);
+  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3}, MicroBatches{4}))
+      << "rank 0 holds one more before it has ended its own";
   EXPECT_THAT(Decide(), IsEmpty()) << "that is told once";
 }
 
-TEST_F(LedgerTest, TheLastGoToWhoEndsThemFirst) {
+TEST_F(LedgerTest, WhoDoesNotBeginItsFirstLosesIt) {
   Learn({10ms, 10ms, 100ms});
-  for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 1, 1, 0);
-  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{4}));
-  now_ += 10ms;
-  for (Rank rank : {0, 1}) Say(rank, 2, 2, 1);
-  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3}, MicroBatches{4}))
-      << "rank 0 takes over what is left of the slow rank";
+  for (Rank rank : {0, 1}) Say(rank, 2, 1, 0);
+  Say(2, 1, 0, 0);
+  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3}, MicroBatches{4}));
+  now_ += 101ms;
+  Say(0, 3, 3, 3, true);
+  Say(1, 2, 2, 2, true);
+  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3}, MicroBatches{}));
+}
+
+TEST_F(LedgerTest, AReductionMakesNobodyLate) {
+  Learn({10ms, 10ms, 10ms});
+  now_ += 1s;  // meanwhile the ranks take the result of the update before
+  for (Rank rank : {0, 1}) Say(rank, 2, 1, 0);
+  Say(2, 2, 0, 0);
+  EXPECT_THAT(Decide(), IsEmpty());
+}
+
+TEST_F(LedgerTest, AnEndMayBeReportedLate) {
+  Delay(20ms);
+  ledger_.Observe(2, {2, 1}, 1, now_ - 9ms, now_);
+  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{4}))
+      << "rank 2 could have begun 9 ms ago";
 }
 
 TEST_F(LedgerTest, WhatIsTakenBackIsFreeWhenTheRankHasConfirmed) {
-  for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 1, 1, 0);
-  Decide();
-  Say(2, 2, 1, 0);
-  for (Rank rank : {0, 1}) Say(rank, 2, 2, 2, true);
-  now_ += 1s;  // rank 2 is overdue
+  Delay(20ms);
   EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{4}));
   EXPECT_NE(ledger_.NextDeadline(), kNever);
   Say(2, 1, 1, 0);
@@ -93,22 +129,34 @@ TEST_F(LedgerTest, WhatIsTakenBackIsFreeWhenTheRankHasConfirmed) {
 }
 
 TEST_F(LedgerTest, WhatHadBegunIsNotGrantedAnew) {
-  for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 1, 1, 0);
-  Decide();
-  Say(2, 2, 1, 0);
-  for (Rank rank : {0, 1}) Say(rank, 2, 2, 2, true);
-  now_ += 1s;
+  Delay(20ms);
   Decide();
   Say(2, 2, 2, 1);
   EXPECT_THAT(Decide(), IsEmpty());
 }
 
+TEST_F(LedgerTest, NothingMovesThatWouldEndLater) {
+  Delay(20ms);
+  Decide();
+  now_ += 16ms;
+  Say(2, 1, 1, 0);
+  Decide();
+  now_ += 16ms;
+  Say(0, 3, 3, 2);  // so it has waited for 32 ms
+  for (const bool is_forgotten : {false, true}) {
+    for (int update = 0; is_forgotten && update < 100; ++update) ledger_.Advance(now_);
+    ledger_.Advance(now_);
+    Delay(20ms);
+    EXPECT_EQ(Decide().empty(), !is_forgotten) << "rank 2 would end its second within 20 ms";
+    now_ += 21ms;
+    EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{4})) << "within 41 ms";
+  }
+}
+
 TEST_F(LedgerTest, WhoDoesNotComeLosesWhatItHolds) {
   const auto decide = [&] { return ledger_.Decide({true, true, false}, now_); };
-  for (Rank rank : {0, 1}) Say(rank, 1, 1, 1, true);
-  EXPECT_THAT(decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{4}));
-  for (Rank rank : {0, 1}) Say(rank, 2, 2, 2, true);
-  EXPECT_THAT(decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3}, MicroBatches{}));
+  for (Rank rank : {0, 1}) Say(rank, 2, 1, 1);
+  EXPECT_THAT(decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{}));
   Say(2, 0, 0, 0);
   EXPECT_THAT(decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3, 4}, MicroBatches{}));
 }
@@ -152,6 +200,15 @@ TEST(SharedJobTest, NothingIsLostWhereNobodyIsSlow) {
   SharedJobConfig config = Sharing(8, 4, 50);
   for (double& delay : config.in_own) delay = jitter(random);
   EXPECT_GT(0.042 / UpdateTime(config), 0.94);
+}
+
+TEST(SharedJobTest, SlowMessagesCostNothingWhereNobodyIsSlow) {
+  std::mt19937 random(1);
+  std::uniform_real_distribution<double> jitter(0, 0.001);
+  SharedJobConfig config = Sharing(8, 8, 50);
+  config.cycle = 0.02;
+  for (double& delay : config.in_own) delay = jitter(random);
+  EXPECT_LT(UpdateTime(config), 0.1 + 1e-9) << "the cycle after the last micro-batch";
 }
 
 TEST(SharedJobTest, EveryMicroBatchIsMadeOnce) {

@@ -100,7 +100,7 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
   for (const auto& item : report.items) {
     BucketState& bucket = buckets_.at(item.bucket);
     if (item.share && bucket.ledger)
-      bucket.ledger->Observe(rank, *item.share, bucket.At(rank).arrived_gradients(), now);
+      bucket.ledger->Observe(rank, *item.share, bucket.At(rank).arrived_gradients(), now - item.age, now);
   }
 }
 

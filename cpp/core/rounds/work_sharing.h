@@ -32,17 +32,18 @@ struct Share {
 // Not thread-safe: the bucket's lock must be held.
 class OwnShare {
  public:
-  // In the first update each rank makes all micro-batches of its own share, because it must declare its buckets.
   OwnShare(Rank rank, int each);
 
   bool MayBegin() const { return begun_ < granted_.size(); }
+  // Returns true if the rank holds another micro-batch besides the next one.
+  bool HoldsMore() const { return begun_ + 1 < granted_.size(); }
   int next() const { return granted_.at(begun_); }
   void Begin() { ++begun_; }
   // Gives back the micro-batch that was begun last and has made no gradient. This micro-batch may be begun again.
   void Return() { --begun_; }
   // Takes the coordinator's decision for this update. The rank may get fewer micro-batches than before, but not
-  // fewer than it has begun.
-  void Hear(const MicroBatches& granted);
+  // fewer than it has begun. Returns true if it gets fewer.
+  bool Hear(const MicroBatches& granted);
   // Called when the rank will begin no more micro-batches.
   void Leave() { granted_.resize(begun_); }
   // Called when only `made` micro-batches have gradients, and the others that were begun will get none.
@@ -50,7 +51,7 @@ class OwnShare {
     begun_ = static_cast<std::size_t>(made);
     Leave();
   }
-  // Called when the update is complete. In the next update the rank may begin with the first of its own micro-batches.
+  // Called when the update is complete. In the next update the rank may begin all micro-batches of its own share.
   void Advance();
   int begun() const { return static_cast<int>(begun_); }
   Share share(bool wants, bool gone = false) const {
@@ -59,6 +60,7 @@ class OwnShare {
 
  private:
   int first_;  // the number of the first micro-batch of this rank's own share; another rank may compute it instead
+  int each_;   // how many micro-batches its own share has
   MicroBatches granted_;
   std::size_t begun_ = 0;
 };
@@ -69,8 +71,9 @@ class Ledger {
  public:
   Ledger(int size, int micro_batches);
 
-  // Takes what a rank reports. `done` is its number of micro-batches whose gradients are complete.
-  void Observe(Rank rank, const Share& share, int done, Time now);
+  // Takes what a rank reports. `done` is its number of micro-batches whose gradients are complete, and `ended` is when
+  // the last of them ended.
+  void Observe(Rank rank, const Share& share, int done, Time ended, Time now);
   void Advance(Time now);
 
   // Returns the micro-batches that each rank may begin. The result is empty if nothing has changed. `comes`: true for
@@ -94,21 +97,25 @@ class Ledger {
     bool wants = false;
     bool gone = false;
     Time since{0};  // when the rank last began or ended a micro-batch
-    Time pace{0};   // how long a micro-batch has taken lately; 0 if not known
+    // Since when the rank has waited for a micro-batch that it should have, or kNever.
+    Time asked = kNever;
+    Time pace{0};  // how long a micro-batch has taken lately; 0 if not known
 
     int held() const { return static_cast<int>(granted.size()); }
   };
-  // Returns how many micro-batches each rank should hold if all that nobody has begun were dealt out anew.
+  // Returns how many micro-batches each rank should hold.
   std::vector<int> Wanted(const std::vector<bool>& comes, Time now) const;
   std::vector<MicroBatches> Tell(const std::vector<int>& wanted);
   void Grant(std::size_t rank);
   int Free() const;
+  bool IsUnderWay() const;  // returns true if a micro-batch of this update has begun
   static Time FreeAt(const State& state, Time pace, Time now);
 
   int each_;
   std::vector<State> ranks_;
   std::vector<bool> taken_;  // true for each micro-batch that some rank holds
   Time deadline_ = kNever;
+  Time latency_{0};  // how long it has taken lately to move a micro-batch to a rank that waits; 0 if not known
 };
 
 }  // namespace horovod_partial
