@@ -120,6 +120,16 @@ TEST_F(LedgerTest, AnEndMayBeReportedLate) {
       << "rank 2 could have begun 9 ms ago";
 }
 
+TEST_F(LedgerTest, AnEndBeforeTheReportOfItsBeginTeachesNothing) {
+  Learn({10ms, 10ms, 10ms});
+  Say(0, 2, 1, 0);
+  for (Rank rank : {1, 2}) ledger_.Observe(rank, {2, 2}, 1, now_ - 5ms, now_);
+  now_ += 10ms;
+  Say(0, 2, 1, 0);
+  for (Rank rank : {1, 2}) Say(rank, 2, 2, 2, true);
+  EXPECT_THAT(Decide(), IsEmpty()) << "rank 1 would take 10 ms, too";
+}
+
 TEST_F(LedgerTest, WhatIsTakenBackIsFreeWhenTheRankHasConfirmed) {
   Delay(20ms);
   EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{4}));

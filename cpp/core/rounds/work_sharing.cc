@@ -26,8 +26,10 @@ OwnShare::OwnShare(Rank rank, int each) : first_(rank * each), each_(each) { Adv
 
 bool OwnShare::Hear(const MicroBatches& granted) {
   const bool fewer = granted.size() < granted_.size();
-  if (granted.size() >= begun_) granted_ = granted;
-  if (granted.size() < begun_) Leave();
+  if (granted.size() < begun_)
+    Leave();
+  else
+    granted_ = granted;
   return fewer;
 }
 
@@ -49,7 +51,8 @@ void Ledger::Observe(Rank rank, const Share& share, int done, Time ended, Time n
   // Before the first micro-batch begins, all ranks wait for the update before. So no rank is late yet.
   if (share.begun > 0 && done == 0 && !IsUnderWay())
     for (State& each : ranks_) each.since = now;
-  if (done > state.done) Learn(state.pace, (ended - state.since) / (done - state.done));
+  // A report tells of a begin later than it was, maybe after the end. Such a time is not learned.
+  if (done > state.done && ended > state.since) Learn(state.pace, (ended - state.since) / (done - state.done));
   if (share.begun > state.begun && state.asked != kNever) Learn(latency_, now - state.asked);
   if (share.begun > state.begun) state.asked = kNever;
   if (share.begun != state.begun) state.since = now;
