@@ -115,9 +115,9 @@ TEST_F(LedgerTest, AReductionMakesNobodyLate) {
 
 TEST_F(LedgerTest, AnEndMayBeReportedLate) {
   Delay(20ms);
-  ledger_.Observe(2, {2, 1}, 1, now_ - 9ms, now_);
+  ledger_.Observe(2, {2, 1}, 1, now_ - 10ms, now_);
   EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{4}))
-      << "rank 2 could have begun 9 ms ago";
+      << "rank 2 could have begun 10 ms ago";
 }
 
 TEST_F(LedgerTest, AnEndBeforeTheReportOfItsBeginTeachesNothing) {
