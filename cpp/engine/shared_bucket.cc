@@ -10,9 +10,9 @@ namespace {
 
 constexpr std::chrono::seconds kDeadPatience(5);
 
-// While a rank holds micro-batches that it has not begun, nobody waits for its report of those that it has made. Such
-// a report would cost more than it tells, unless micro-batches are as long as this.
-constexpr std::chrono::seconds kLongMicroBatch(1);
+// While a rank holds micro-batches that it has not begun, nobody waits for its report of those that it has made. But
+// after this time without a report the other ranks should see that it makes progress.
+constexpr std::chrono::seconds kLongestSilence(1);
 
 }  // namespace
 
@@ -82,8 +82,9 @@ void SharedBucket::Arrive(Calls& calls) {
     operation->scratch.Reserve(core.bytes(), core.memory());
     operation->arrival.output = operation->scratch.data();
   }
-  const Time last = std::exchange(arrived, Now());
-  if (!holds_more || arrived - last >= kLongMicroBatch) surroundings.news = true;
+  arrived = Now();
+  if (share && operation->arrival.gradients > 0) share->End(arrived);
+  if (!holds_more || arrived - surroundings.reported.load() >= kLongestSilence) surroundings.news = true;
   auto* const recorder = surroundings.Recording();
   // Under work sharing all micro-batches of an update arrive by one operation, and each of them is recorded.
   if (recorder != nullptr && operation->arrival.input != nullptr && (SharesWork() || !operation->recorded)) {

@@ -21,26 +21,36 @@ bool IsAwaited(const Buckets& family) {
 std::optional<std::pair<int, int>> WorkSharing::Take(const Buckets& family, bool begins) {
   SharedBucket& keeper = *family.front();
   Round update;
-  bool holds_more;
   {
     std::lock_guard<std::mutex> lock(keeper.mutex);
     update = keeper.update;
-    holds_more = keeper.share->HoldsMore();
   }
   for (const auto& bucket : family) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (!bucket->poison.empty()) throw EngineError(bucket->poison);
     if (bucket->core.taken() != update || bucket->awaited != nullptr) return std::nullopt;
-    if (begins) bucket->holds_more = holds_more;
   }
-  // The update may have closed since its number was read. Then this rank must take results before it may begin more.
-  std::lock_guard<std::mutex> lock(keeper.mutex);
-  if (leaving_ > 0 || has_left_ || keeper.update != update || !keeper.share->MayBegin()) return std::nullopt;
-  const std::pair<int, int> next(keeper.share->next(), keeper.updates);
-  if (begins) {
-    keeper.share->Begin();
-    if (!keeper.share->MayBegin()) surroundings_.news = true;
+  std::pair<int, int> next;
+  bool holds_more;
+  {
+    // The update may have closed since its number was read. Then this rank must take results before it may begin more.
+    std::lock_guard<std::mutex> lock(keeper.mutex);
+    if (leaving_ > 0 || has_left_ || keeper.update != update || !keeper.share->MayBegin()) return std::nullopt;
+    next = {keeper.share->next(), keeper.updates};
+    if (!begins) return next;
+    keeper.share->Begin(Now());
+    holds_more = keeper.share->MayBegin();
+    if (keeper.holds_more == holds_more) return next;
   }
+  for (const auto& bucket : family) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    bucket->holds_more = holds_more;
+  }
+  // The coordinator may have taken micro-batches back since, before this rank noted that it held them.
+  std::unique_lock<std::mutex> lock(keeper.mutex);
+  const bool is_stale = holds_more && !keeper.share->MayBegin();
+  lock.unlock();
+  if (is_stale) ReportSoon();
   return next;
 }
 
@@ -54,12 +64,12 @@ std::optional<std::pair<int, int>> WorkSharing::Next(const Family& names, bool b
   SharedBucket& keeper = *family.front();
   const Draining draining(family);  // reports now tell other ranks that the caller takes rounds while it waits
   Time start{0};
-  const auto tell = [&](bool wants) {
+  bool is_waiting = false;
+  const auto tell = [&](bool waits) {
+    if (std::exchange(is_waiting, waits) == waits) return;
     std::lock_guard<std::mutex> lock(keeper.mutex);
-    if (std::exchange(keeper.wants, wants) == wants) return;
-    surroundings_.news = true;
     const Time now = Now();
-    if (wants) {
+    if (waits) {
       start = now;
       return keeper.arrivals.BeginWait(now);
     }

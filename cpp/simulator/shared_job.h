@@ -56,7 +56,6 @@ class SharedJob {
   struct Worker {
     OwnShare share;
     int done = 0;
-    Time ended{0};  // when the last of them ended
     bool computes = false;
   };
   using End = std::pair<Time, Rank>;  // when a micro-batch ends, and on which rank
@@ -80,9 +79,9 @@ class SharedJob {
 
   int update_ = 0;
   Time now_{0};
-  Time start_{0};       // when the update of work sharing began; a cycle begins at the same time
-  Time negotiated_{0};  // when the last cycle began
-  Time wanted_{0};      // since when a rank has something to report, or kNever
+  Time start_{0};         // when the update of work sharing began; a cycle begins at the same time
+  Time negotiated_{0};    // when the last cycle began
+  Time wanted_ = kNever;  // since when a rank has something to report, or kNever
   std::priority_queue<End, std::vector<End>, std::greater<>> ends_;  // when the ranks' micro-batches end
 };
 

@@ -44,6 +44,7 @@ class LedgerPeer {
   static int Free(const Ledger& ledger) { return ledger.Free(); }
   static const MicroBatches& Granted(const Ledger& ledger, std::size_t rank) { return ledger.ranks_[rank].granted; }
   static int Begun(const Ledger& ledger, std::size_t rank) { return ledger.ranks_[rank].begun; }
+  static bool IsIdle(const Ledger& ledger, std::size_t rank) { return ledger.ranks_[rank].idle(); }
 };
 
 class CoordinatorPeer {
@@ -141,7 +142,7 @@ class World {
     int base = 1 << 20;
     for (const RankState& rank : ranks_) base = std::min(base, rank.taken);
     for (const RankState& rank : ranks_) {
-      const Share share = rank.share.share(false);
+      const Share share = rank.share.share(Time(0));
       put(static_cast<int>(rank.at));
       put(rank.done);
       put(rank.left);
@@ -150,9 +151,9 @@ class World {
       put(share.granted);
       put(share.begun);
       OwnShare copy = rank.share;
-      for (; copy.MayBegin(); copy.Begin()) put(copy.next());
+      for (; copy.MayBegin(); copy.Begin(Time(0))) put(copy.next());
       for (const int each : rank.own) put(each);
-      put(rank.flushes | rank.over << 1 | rank.wants_join << 2 | (rank.taken == 0) << 3);
+      put(rank.flushes | rank.over << 1 | rank.wants_join << 2 | (rank.taken == 0) << 3 | rank.news << 4);
       for (const OwnBucket& bucket : rank.buckets) {
         put(bucket.count);
         put(bucket.reported | bucket.running << 1 | bucket.declared << 2);
@@ -172,10 +173,32 @@ class World {
     return key;
   }
 
+  // A rank that comes is idle, and some rank holds what it has not begun, or something is free.
+  bool MayMove() const {
+    const Ledger* ledger = OwnLedger();
+    if (ledger == nullptr) return false;
+    bool any_idle = false;
+    bool any_left = LedgerPeer::Free(*ledger) > 0;
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      any_idle = any_idle || (LedgerPeer::IsIdle(*ledger, r) && ranks_[r].at != At::kLeaving);
+      any_left = any_left || static_cast<int>(LedgerPeer::Granted(*ledger, r).size()) > LedgerPeer::Begun(*ledger, r);
+    }
+    return any_idle && any_left;
+  }
+
+  // Some rank, or the coordinator, asks for the next cycle. A round that runs ends without one being asked for. The
+  // coordinator asks while something may move: of the ledger's own decisions Decide requires this.
+  bool Asks() const {
+    return coordinator_.NextDeadline() != kNever || MayMove() ||
+           std::any_of(ranks_.begin(), ranks_.end(),
+                       [](const RankState& rank) { return rank.news || AnyRunning(rank); });
+  }
+
   // Cycles in which nothing is postponed, and the ledger decides: some application can move after a few of them.
   void CheckProgress() const {
     World world = *this;
     for (int cycle = 0; cycle < 8; ++cycle) {
+      if (world.Stuck() && !world.Asks()) throw Violation("nobody asks for the cycle that all wait for");
       do world.Apply(0);
       while (!world.AtStartOfCycle());
       if (world.Done() || !world.Stuck()) return;
@@ -221,6 +244,7 @@ class World {
     bool flushes = false;
     bool over = false;
     bool wants_join = false;
+    bool news = false;  // the rank asks for a cycle
     std::vector<OwnBucket> buckets;
   };
 
@@ -263,7 +287,7 @@ class World {
     switch (step) {
       case kBegin:
         rank.own.push_back(rank.share.next());
-        rank.share.Begin();
+        rank.share.Begin(Time(0));
         for (const RankState& other : ranks_)
           Require(&other == &rank || other.update != rank.update ||
                       std::find(other.own.begin(), other.own.end(), rank.own.back()) == other.own.end(),
@@ -285,6 +309,7 @@ class World {
         bucket.reported = false;
         ++rank.made;
         if (++rank.done == job_->buckets) rank.at = At::kBetween;
+        if (!rank.share.MayBegin() || !bucket.declared) rank.news = true;
         break;
       }
       case kTake:
@@ -292,6 +317,7 @@ class World {
         if (rank.at == At::kWaiting) rank.at = At::kBetween;
         break;
       case kLeave:
+        rank.news = true;
         if (rank.at == At::kBetween) {
           rank.at = At::kLeaving;
         } else if (job_->joins && !rank.wants_join) {
@@ -315,6 +341,7 @@ class World {
   void ReportNext() {
     RankState& rank = ranks_[turn_];
     Report report;
+    rank.news = false;
     if (rank.wants_join) joined_[turn_] = true;
     const bool joined = joined_[turn_];
     report.leaves = rank.at == At::kLeaving;
@@ -324,7 +351,7 @@ class World {
       OwnBucket& bucket = rank.buckets[static_cast<std::size_t>(b)];
       Report::Item item;
       item.bucket = kNames[b];
-      if (b == job_->buckets - 1) item.share = rank.share.share(rank.at == At::kWaiting);
+      if (b == job_->buckets - 1) item.share = rank.share.share(Time(0));
       if (bucket.running) {
         item.kind = Report::Item::Kind::kRunning;
       } else if (bucket.count > 0 && !bucket.reported && !joined) {
@@ -381,6 +408,14 @@ class World {
     }
   }
 
+  // Some rank reports again, because it is told that it holds less.
+  bool AnyHoldsLess() const {
+    for (const Grants& grants : grants_)
+      for (std::size_t r = 0; r < ranks_.size(); ++r)
+        if (static_cast<int>(grants.by_rank[r].size()) < ReportedNumbers()[r]) return true;
+    return false;
+  }
+
   Ledger* OwnLedger() const {
     return CoordinatorPeer::LedgerOf(const_cast<Coordinator&>(coordinator_), kNames[job_->buckets - 1]);
   }
@@ -425,6 +460,8 @@ class World {
 
   void Decide(int move) {
     grants_ = coordinator_.grants();
+    Require(!MayMove() || coordinator_.NextDeadline() != kNever || AnyHoldsLess(),
+            "nobody looks again at what may move");
     if (move >= kChoice) {
       const std::vector<int> numbers = Choices().at(static_cast<std::size_t>(move - kChoice));
       LedgerPeer::Undo(*OwnLedger(), ReportedNumbers());
@@ -466,8 +503,8 @@ class World {
     phase_ = Phase::kFinish;
   }
   void Hear(RankState& rank, const MicroBatches& granted) {
-    const Share before = rank.share.share(false);
-    rank.share.Hear(granted);
+    const Share before = rank.share.share(Time(0));
+    if (rank.share.Hear(granted)) rank.news = true;
     coverage_->taken_back += static_cast<int>(granted.size()) < before.granted ? 1 : 0;
     coverage_->several += static_cast<int>(granted.size()) + 1 < before.granted ? 1 : 0;
     coverage_->kept += static_cast<int>(granted.size()) < before.begun ? 1 : 0;
@@ -489,7 +526,7 @@ class World {
     grants_.clear();
     if (std::find(joined_.begin(), joined_.end(), false) == joined_.end()) {
       joined_.assign(joined_.size(), false);
-      for (RankState& each : ranks_) each.wants_join = false, each.flushes = true;
+      for (RankState& each : ranks_) each.wants_join = false, each.flushes = each.news = true;
     }
   }
 

@@ -22,20 +22,20 @@ TEST(OwnShareTest, BeginsWithItsOwn) {
   for (const int expected : {6, 7, 8}) {
     ASSERT_TRUE(share.MayBegin());
     EXPECT_EQ(share.next(), expected);
-    share.Begin();
+    share.Begin(0ms);
   }
   EXPECT_FALSE(share.MayBegin());
   share.Advance();
   EXPECT_EQ(share.next(), 6);
-  EXPECT_EQ(share.share(false), (Share{3, 0, false})) << "all of its own in the next update";
+  EXPECT_EQ(share.share(0ms), (Share{3, 0})) << "all of its own in the next update";
 }
 
 TEST(OwnShareTest, KeepsWhatHasBegun) {
   OwnShare share(0, 2);
-  share.Begin();
-  share.Begin();
+  share.Begin(0ms);
+  share.Begin(0ms);
   share.Hear({0});
-  EXPECT_EQ(share.share(false), (Share{2, 2, false})) << "the second had begun when it was taken back";
+  EXPECT_EQ(share.share(0ms), (Share{2, 2})) << "the second had begun when it was taken back";
   share.Return();
   EXPECT_EQ(share.next(), 1);
   share.Leave();
@@ -47,29 +47,26 @@ class LedgerTest : public testing::Test {
   static constexpr int kRanks = 3;
 
   std::vector<MicroBatches> Decide() { return ledger_.Decide(std::vector<bool>(kRanks, true), now_); }
-  void Say(Rank rank, int granted, int begun, int done, bool wants = false) {
-    ledger_.Observe(rank, {granted, begun, wants}, done, now_, now_);
+  // What a rank would report that has begun its next micro-batch `age` ago, or has ended its last then.
+  void Say(Rank rank, int granted, int begun, int done, Time age = 0ms) {
+    ledger_.Observe(rank, {granted, begun, done * paces_[static_cast<std::size_t>(rank)], age}, done, now_);
   }
-  // All have taken so long for one micro-batch, and have begun the next.
+  // An update in which each rank makes its own two.
   void Learn(std::vector<Time> paces) {
-    const Time start = now_;
-    for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 2, 1, 0);
-    for (Rank rank = 0; rank < kRanks; ++rank) {
-      now_ = start + paces[static_cast<std::size_t>(rank)];
-      Say(rank, 2, 1, 1);
-    }
-    ledger_.Advance(now_);
+    paces_ = std::move(paces);
+    for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 2, 2, 2);
+    ledger_.Advance();
   }
-  // All have begun a micro-batch of 10 ms. After `time` ranks 0 and 1 wait, and rank 2 is in its first one.
+  // A micro-batch takes 10 ms. After `time` ranks 0 and 1 have made theirs, and rank 2 is in its first one.
   void Delay(Time time) {
     Learn({10ms, 10ms, 10ms});
-    for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 2, 1, 0);
     now_ += time;
-    for (Rank rank : {0, 1}) Say(rank, 2, 2, 2, true);
-    Say(2, 2, 1, 0);
+    for (Rank rank : {0, 1}) Say(rank, 2, 2, 2, time - 20ms);
+    Say(2, 2, 1, 0, time);
   }
 
   Ledger ledger_{kRanks, 6};
+  std::vector<Time> paces_{0ms, 0ms, 0ms};
   Time now_{1h};
 };
 
@@ -81,6 +78,7 @@ TEST_F(LedgerTest, EveryRankHoldsItsWholeShare) {
   now_ += 10ms;
   for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 2, 2, 1);
   EXPECT_THAT(Decide(), IsEmpty()) << "nothing moves where no rank is slow";
+  EXPECT_EQ(ledger_.NextDeadline(), kNever);
 }
 
 TEST_F(LedgerTest, ASlowRankKeepsWhatItEndsInTime) {
@@ -94,15 +92,25 @@ TEST_F(LedgerTest, ASlowRankKeepsWhatItEndsInTime) {
   EXPECT_THAT(Decide(), IsEmpty()) << "that is told once";
 }
 
-TEST_F(LedgerTest, WhoDoesNotBeginItsFirstLosesIt) {
+TEST_F(LedgerTest, ARankThatIsFastAgainKeepsItsShareInTheNextUpdate) {
   Learn({10ms, 10ms, 100ms});
+  paces_[2] = 10ms;
+  for (int update = 0; update < 8; ++update) {
+    for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 2, 2, 2);
+    ledger_.Advance();
+  }
+  EXPECT_THAT(Decide(), IsEmpty());
+}
+
+TEST_F(LedgerTest, WhoDoesNotBeginItsFirstLosesIt) {
+  Learn({10ms, 10ms, 10ms});
   for (Rank rank : {0, 1}) Say(rank, 2, 1, 0);
-  Say(2, 1, 0, 0);
-  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3}, MicroBatches{4}));
-  now_ += 101ms;
-  Say(0, 3, 3, 3, true);
-  Say(1, 2, 2, 2, true);
-  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3}, MicroBatches{}));
+  Say(2, 2, 0, 0);
+  EXPECT_THAT(Decide(), IsEmpty());
+  now_ += 20ms;
+  for (Rank rank : {0, 1}) Say(rank, 2, 2, 2);
+  Say(2, 2, 0, 0);
+  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{}));
 }
 
 TEST_F(LedgerTest, AReductionMakesNobodyLate) {
@@ -113,28 +121,19 @@ TEST_F(LedgerTest, AReductionMakesNobodyLate) {
   EXPECT_THAT(Decide(), IsEmpty());
 }
 
-TEST_F(LedgerTest, AnEndMayBeReportedLate) {
-  Delay(20ms);
-  ledger_.Observe(2, {2, 1}, 1, now_ - 10ms, now_);
-  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{4}))
-      << "rank 2 could have begun 10 ms ago";
-}
-
-TEST_F(LedgerTest, AnEndBeforeTheReportOfItsBeginTeachesNothing) {
+TEST_F(LedgerTest, ABeginMayBeReportedLate) {
   Learn({10ms, 10ms, 10ms});
-  Say(0, 2, 1, 0);
-  for (Rank rank : {1, 2}) ledger_.Observe(rank, {2, 2}, 1, now_ - 5ms, now_);
-  now_ += 10ms;
-  Say(0, 2, 1, 0);
-  for (Rank rank : {1, 2}) Say(rank, 2, 2, 2, true);
-  EXPECT_THAT(Decide(), IsEmpty()) << "rank 1 would take 10 ms, too";
+  now_ += 20ms;
+  for (Rank rank : {0, 1}) Say(rank, 2, 2, 2);
+  Say(2, 2, 0, 0);
+  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{}))
+      << "the others have begun 20 ms ago";
 }
 
 TEST_F(LedgerTest, WhatIsTakenBackIsFreeWhenTheRankHasConfirmed) {
   Delay(20ms);
   EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{4}));
-  EXPECT_NE(ledger_.NextDeadline(), kNever);
-  Say(2, 1, 1, 0);
+  Say(2, 1, 1, 0, 20ms);
   EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3}, MicroBatches{4}));
 }
 
@@ -143,23 +142,32 @@ TEST_F(LedgerTest, WhatHadBegunIsNotGrantedAnew) {
   Decide();
   Say(2, 2, 2, 1);
   EXPECT_THAT(Decide(), IsEmpty());
+  EXPECT_EQ(ledger_.NextDeadline(), kNever) << "nothing is left that could move";
 }
 
 TEST_F(LedgerTest, NothingMovesThatWouldEndLater) {
   Delay(20ms);
   Decide();
-  now_ += 16ms;
-  Say(2, 1, 1, 0);
-  Decide();
-  now_ += 16ms;
-  Say(0, 3, 3, 2);  // so it has waited for 32 ms
+  now_ += 32ms;
+  Say(2, 1, 1, 0, 52ms);
+  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3}, MicroBatches{4}))
+      << "so moving takes 32 ms, or 16 on average with 0 before";
   for (const bool is_forgotten : {false, true}) {
-    for (int update = 0; is_forgotten && update < 100; ++update) ledger_.Advance(now_);
-    ledger_.Advance(now_);
+    for (int update = 0; is_forgotten && update < 100; ++update) ledger_.Advance();
+    ledger_.Advance();
     Delay(20ms);
-    EXPECT_EQ(Decide().empty(), !is_forgotten) << "rank 2 would end its second within 20 ms";
-    now_ += 21ms;
-    EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{4})) << "within 41 ms";
+    EXPECT_EQ(Decide().empty(), !is_forgotten) << "rank 2 is expected to end its second in 20 ms";
+    if (is_forgotten) continue;
+    const Time start = now_;
+    const Time next = ledger_.NextDeadline();
+    ASSERT_NE(next, kNever);
+    for (const Time time : {next - 1ms, next + 1ms}) {
+      now_ = time;
+      for (Rank rank : {0, 1}) Say(rank, 2, 2, 2, time - start);
+      Say(2, 2, 1, 0, 20ms + time - start);
+      EXPECT_EQ(Decide().empty(), time < next);
+    }
+    now_ = start;
   }
 }
 

@@ -100,7 +100,7 @@ void Coordinator::Observe(Rank rank, const Report& report, Time now) {
   for (const auto& item : report.items) {
     BucketState& bucket = buckets_.at(item.bucket);
     if (item.share && bucket.ledger)
-      bucket.ledger->Observe(rank, *item.share, bucket.At(rank).arrived_gradients(), now - item.age, now);
+      bucket.ledger->Observe(rank, *item.share, bucket.At(rank).arrived_gradients(), now);
   }
 }
 
@@ -265,7 +265,7 @@ Closing Coordinator::Close(const std::string& name, BucketState& bucket, Closing
   bucket.FindFirstArrival();
   bucket.satisfied = kNever;
   ++bucket.round;
-  if (bucket.ledger) bucket.ledger->Advance(now);
+  if (bucket.ledger) bucket.ledger->Advance();
   return closing;
 }
 

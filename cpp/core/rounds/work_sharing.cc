@@ -1,24 +1,24 @@
 #include "core/rounds/work_sharing.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace horovod_partial {
 namespace {
 
-// A rank may wait while other ranks hold micro-batches that they have not begun. As time passes, it may become better
-// to move such a micro-batch to the waiting rank. So Decide runs again after this time.
+// The least time from one decision to the next, if no rank has news.
 constexpr Time kLookAgain = std::chrono::milliseconds(1);
 
-// A time counts as at most this multiple of the usual time. Otherwise a pause, for example an
+// No micro-batch counts as moving for longer than this.
+constexpr Time kLongestLatency = std::chrono::seconds(1);
+
+// The time of a micro-batch counts as at most this multiple of the rank's usual time. Otherwise a pause, for example an
 // evaluation in the middle of a micro-batch, would make the rank seem slow.
 constexpr int kMostTimes = 3;
 
 // After an update this part of the latency is forgotten. A latency that was too long moves nothing, so it would not be
 // measured again.
 constexpr int kForgotten = 16;
-
-// Adds a time to a moving average, in which it counts half.
-void Learn(Time& mean, Time took) { mean = mean == Time(0) ? took : (mean + std::min(took, kMostTimes * mean)) / 2; }
 
 }  // namespace
 
@@ -36,6 +36,7 @@ bool OwnShare::Hear(const MicroBatches& granted) {
 void OwnShare::Advance() {
   granted_.clear();
   begun_ = 0;
+  computed_ = Time(0);
   for (int i = 0; i < each_; ++i) granted_.push_back(first_ + i);
 }
 
@@ -43,46 +44,41 @@ Ledger::Ledger(int size, int micro_batches)
     : each_(micro_batches / size),
       ranks_(static_cast<std::size_t>(size)),
       taken_(static_cast<std::size_t>(micro_batches)) {
-  Advance(Time(0));
+  Advance();
 }
 
-void Ledger::Observe(Rank rank, const Share& share, int done, Time ended, Time now) {
+void Ledger::Observe(Rank rank, const Share& share, int done, Time now) {
   State& state = ranks_[Index(rank)];
-  // Before the first micro-batch begins, all ranks wait for the update before. So no rank is late yet.
-  if (share.begun > 0 && done == 0 && !IsUnderWay())
-    for (State& each : ranks_) each.since = now;
-  // A report tells of a begin later than it was, maybe after the end. Such a time is not learned.
-  if (done > state.done && ended > state.since) Learn(state.pace, (ended - state.since) / (done - state.done));
-  if (share.begun > state.begun && state.asked != kNever) Learn(latency_, now - state.asked);
-  if (share.begun > state.begun) state.asked = kNever;
-  if (share.begun != state.begun) state.since = now;
-  if (done > state.done) state.since = ended;
+  const Time since = now - share.age;
+  const Time computed = share.computed - state.computed;
+  if (done > state.done) {
+    const Time took = std::max(computed / (done - state.done), Time(1));
+    state.pace = state.pace == Time(0) ? took : (state.pace + std::min(took, kMostTimes * state.pace)) / 2;
+  }
+  if (share.begun > 0) started_ = std::min(started_, since - share.computed);
   while (state.held() > share.granted) {
     taken_[static_cast<std::size_t>(state.granted.back())] = false;
     state.granted.pop_back();
   }
   state.begun = share.begun;
   state.done = done;
-  state.wants = share.wants;
   state.gone = share.gone;
+  state.computed = share.computed;
+  state.since = since;
 }
 
-void Ledger::Advance(Time now) {
+void Ledger::Advance() {
   std::fill(taken_.begin(), taken_.end(), false);
   latency_ -= latency_ / kForgotten;
+  started_ = kNever;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     State& state = ranks_[i];
     state.granted.clear();
     state.begun = state.done = 0;
-    state.wants = false;
-    state.since = now;
+    state.computed = Time(0);
     state.asked = kNever;
     while (state.held() < each_) Grant(i);
   }
-}
-
-bool Ledger::IsUnderWay() const {
-  return std::any_of(ranks_.begin(), ranks_.end(), [](const State& state) { return state.begun > 0; });
 }
 
 int Ledger::Free() const { return static_cast<int>(std::count(taken_.begin(), taken_.end(), false)); }
@@ -104,14 +100,20 @@ void Ledger::Grant(std::size_t rank) {
   ranks_[rank].granted.push_back(static_cast<int>(found));
 }
 
+// Returns since when a rank does what it does now. A rank that has begun no micro-batch counts as late only when
+// another rank has begun one. Before, all ranks may take the result of the update before.
+Time Ledger::Since(const State& state, Time now) const {
+  return state.begun > 0 ? state.since : std::min(started_, now);
+}
+
 // Returns when a rank will be free again. An overdue rank is expected to need as long again as it is overdue.
-Time Ledger::FreeAt(const State& state, Time pace, Time now) {
-  if (state.wants) return now;
-  const Time expected = state.since + (state.begun > state.done ? pace : Time(0));
+Time Ledger::FreeAt(const State& state, Time pace, Time now) const {
+  if (state.idle()) return now;
+  const Time expected = Since(state, now) + (state.begun > state.done ? pace : Time(0));
   return std::max(expected, now + (now - expected));
 }
 
-std::vector<int> Ledger::Wanted(const std::vector<bool>& comes, Time now) const {
+Ledger::Plan Ledger::PlanAt(const std::vector<bool>& comes, Time now) const {
   const std::size_t size = ranks_.size();
   Time known(0);
   int paces = 0;
@@ -119,47 +121,67 @@ std::vector<int> Ledger::Wanted(const std::vector<bool>& comes, Time now) const 
     known += state.pace;
     paces += state.pace > Time(0) ? 1 : 0;
   }
-  const bool under_way = IsUnderWay();
   const Time mean = paces > 0 ? known / paces : Time(1);
-  std::vector<int> wanted(size);
-  std::vector<int> keeps(size);
-  std::vector<Time> pace(size);
-  std::vector<Time> end(size);  // when the rank would end all that it should hold; kNever if it begins none
+  Plan plan{std::vector<int>(size), std::vector<int>(size), std::vector<Time>(size), std::vector<Time>(size, kNever)};
   for (std::size_t i = 0; i < size; ++i) {
     const State& state = ranks_[i];
-    wanted[i] = state.held();
-    keeps[i] = state.begun;
-    pace[i] = state.pace > Time(0) ? state.pace : mean;
-    end[i] = kNever;
+    plan.wanted[i] = state.held();
+    plan.keeps[i] = state.begun;
+    plan.pace[i] = state.pace > Time(0) ? state.pace : mean;
     if (!comes[i] || state.gone) continue;
-    end[i] = FreeAt(state, pace[i], now) + (state.held() - state.begun) * pace[i];
+    plan.end[i] = FreeAt(state, plan.pace[i], now) + (state.held() - state.begun) * plan.pace[i];
     // A rank keeps its first micro-batch, unless it is late. Otherwise nobody would see that a slow rank is fast again.
-    if (state.begun == 0 && !(under_way && now - state.since > pace[i])) keeps[i] = 1;
+    if (state.begun == 0 && now - Since(state, now) <= plan.pace[i]) plan.keeps[i] = 1;
   }
   // List scheduling: what is free goes to the rank that would end it first. Then the last micro-batch of the rank that
   // would end last moves to this rank too, while that pays although moving takes time.
   for (int free = Free();; --free) {
     const Time arrives = free > 0 ? now : now + latency_;
-    const auto one_more = [&](std::size_t i) { return std::max(end[i], arrives) + pace[i]; };
+    const auto one_more = [&](std::size_t i) { return std::max(plan.end[i], arrives) + plan.pace[i]; };
     std::size_t to = size;
     std::size_t from = size;
     for (std::size_t i = 0; i < size; ++i) {
-      if (end[i] != kNever && (to == size || one_more(i) < one_more(to))) to = i;
-      if (wanted[i] > keeps[i] && (from == size || end[i] > end[from])) from = i;
+      if (plan.end[i] != kNever && (to == size || one_more(i) < one_more(to))) to = i;
+      if (plan.wanted[i] > plan.keeps[i] && (from == size || plan.end[i] > plan.end[from])) from = i;
     }
-    if (to == size || (free <= 0 && (from == size || end[from] <= one_more(to)))) return wanted;
-    end[to] = one_more(to);
-    ++wanted[to];
+    if (to == size || (free <= 0 && (from == size || plan.end[from] <= one_more(to)))) return plan;
+    plan.end[to] = one_more(to);
+    ++plan.wanted[to];
     if (free > 0) continue;
-    --wanted[from];
-    if (end[from] != kNever) end[from] -= pace[from];
+    --plan.wanted[from];
+    if (plan.end[from] != kNever) plan.end[from] -= plan.pace[from];
   }
 }
 
-std::vector<MicroBatches> Ledger::Tell(const std::vector<int>& wanted) {
-  for (const bool waits : {true, false})  // ranks that wait for a micro-batch are served first
+Time Ledger::NextMove(const Plan& plan, Time now) const {
+  Time least = kNever;  // how long a micro-batch takes to move to the fastest idle rank, and there
+  for (std::size_t i = 0; i < ranks_.size(); ++i)
+    if (plan.end[i] != kNever && ranks_[i].idle()) least = std::min(least, latency_ + plan.pace[i]);
+  Time next = kNever;
+  for (std::size_t i = 0; i < ranks_.size() && least != kNever; ++i) {
+    const State& state = ranks_[i];
+    const int rest = state.held() - state.begun;
+    // When the rank is due to end its micro-batch. Later, the end of all that it holds is expected to come later by
+    // twice the time that passes.
+    const Time due = Since(state, now) + (state.begun > state.done ? plan.pace[i] : Time(0));
+    if (state.held() > plan.keeps[i]) next = std::min(next, std::max(due, due + least - rest * plan.pace[i]));
+    if (plan.keeps[i] > state.begun) next = std::min(next, due + plan.pace[i]);  // then the rank may lose its first
+  }
+  return next == kNever ? kNever : std::max(next, now + kLookAgain);
+}
+
+std::vector<MicroBatches> Ledger::Tell(const std::vector<int>& wanted, Time now) {
+  for (const bool idle : {true, false})  // idle ranks are served first
     for (std::size_t i = 0; i < ranks_.size(); ++i)
-      while (ranks_[i].wants == waits && wanted[i] > ranks_[i].held() && Free() > 0) Grant(i);
+      while ((ranks_[i].idle() || !idle) && wanted[i] > ranks_[i].held() && Free() > 0) {
+        Grant(i);
+        if (const Time asked = std::exchange(ranks_[i].asked, kNever); asked != kNever)
+          latency_ = (latency_ + std::min(now - asked, kLongestLatency)) / 2;
+      }
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    State& state = ranks_[i];
+    state.asked = wanted[i] > state.held() ? std::min(state.asked, now) : kNever;
+  }
   std::vector<MicroBatches> told;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     const auto kept = static_cast<std::size_t>(std::max(wanted[i], ranks_[i].begun));
@@ -172,20 +194,9 @@ std::vector<MicroBatches> Ledger::Tell(const std::vector<int>& wanted) {
 std::vector<MicroBatches> Ledger::Decide(const std::vector<bool>& comes, Time now) {
   std::vector<MicroBatches> before;
   for (const State& state : ranks_) before.push_back(state.granted);
-  const std::vector<int> wanted = Wanted(comes, now);
-  for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    State& state = ranks_[i];
-    const bool waits = state.wants && wanted[i] > state.begun && (state.asked != kNever || state.held() == state.begun);
-    state.asked = waits ? std::min(state.asked, now) : kNever;
-  }
-  std::vector<MicroBatches> told = Tell(wanted);
-  bool waits = false;
-  bool held = false;
-  for (const State& state : ranks_) {
-    waits = waits || (state.wants && state.held() == state.begun);
-    held = held || state.held() > state.begun;
-  }
-  deadline_ = waits && held ? now + kLookAgain : kNever;
+  const Plan plan = PlanAt(comes, now);
+  std::vector<MicroBatches> told = Tell(plan.wanted, now);
+  deadline_ = NextMove(plan, now);
   return told == before ? std::vector<MicroBatches>() : told;
 }
 

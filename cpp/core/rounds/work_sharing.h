@@ -2,6 +2,7 @@
 // one (docs/protocol.md, rule 17).
 #pragma once
 
+#include <algorithm>
 #include <tuple>
 #include <vector>
 
@@ -16,15 +17,16 @@ using MicroBatches = std::vector<int>;
 
 // What a rank reports of its micro-batches in the open update. Each report replaces the one before.
 struct Share {
-  int granted = 0;     // the number of micro-batches that the rank may begin
-  int begun = 0;       // how many of its granted micro-batches the rank has begun
-  bool wants = false;  // true if a thread waits to begin another micro-batch
-  bool gone = false;   // true if the rank begins no more micro-batches, because its optimizer is gone
+  int granted = 0;    // the number of micro-batches that the rank may begin
+  int begun = 0;      // how many of its granted micro-batches the rank has begun
+  Time computed{0};   // how long it took to compute those that have gradients now
+  Time age{0};        // the time since the rank last began or ended a micro-batch
+  bool gone = false;  // true if the rank begins no more micro-batches, because its optimizer is gone
 
   template <class Self>
   static auto Fields(Self& self) {
-    return std::make_tuple(Named("granted", self.granted), Named("begun", self.begun), Named("wants", self.wants),
-                           Named("gone", self.gone));
+    return std::make_tuple(Named("granted", self.granted), Named("begun", self.begun), Named("computed", self.computed),
+                           Named("age", self.age), Named("gone", self.gone));
   }
 };
 
@@ -35,10 +37,16 @@ class OwnShare {
   OwnShare(Rank rank, int each);
 
   bool MayBegin() const { return begun_ < granted_.size(); }
-  // Returns true if the rank holds another micro-batch besides the next one.
-  bool HoldsMore() const { return begun_ + 1 < granted_.size(); }
   int next() const { return granted_.at(begun_); }
-  void Begin() { ++begun_; }
+  void Begin(Time now) {
+    ++begun_;
+    since_ = now;
+  }
+  // Called when the micro-batch that was begun last has made its gradients.
+  void End(Time now) {
+    computed_ += now - since_;
+    since_ = now;
+  }
   // Gives back the micro-batch that was begun last and has made no gradient. This micro-batch may be begun again.
   void Return() { --begun_; }
   // Takes the coordinator's decision for this update. The rank may get fewer micro-batches than before, but not
@@ -54,8 +62,9 @@ class OwnShare {
   // Called when the update is complete. In the next update the rank may begin all micro-batches of its own share.
   void Advance();
   int begun() const { return static_cast<int>(begun_); }
-  Share share(bool wants, bool gone = false) const {
-    return {static_cast<int>(granted_.size()), static_cast<int>(begun_), wants, gone};
+  Share share(Time now, bool gone = false) const {
+    return {static_cast<int>(granted_.size()), static_cast<int>(begun_), computed_, std::max(now - since_, Time(0)),
+            gone};
   }
 
  private:
@@ -63,6 +72,8 @@ class OwnShare {
   int each_;   // how many micro-batches its own share has
   MicroBatches granted_;
   std::size_t begun_ = 0;
+  Time since_{0};     // when the rank last began or ended a micro-batch
+  Time computed_{0};  // how long the ended micro-batches of this update took
 };
 
 // The coordinator's half of work sharing for one optimizer: which rank may begin which micro-batch. A micro-batch taken
@@ -71,10 +82,9 @@ class Ledger {
  public:
   Ledger(int size, int micro_batches);
 
-  // Takes what a rank reports. `done` is its number of micro-batches whose gradients are complete, and `ended` is when
-  // the last of them ended.
-  void Observe(Rank rank, const Share& share, int done, Time ended, Time now);
-  void Advance(Time now);
+  // Takes what a rank reports. `done` is its number of micro-batches whose gradients are complete.
+  void Observe(Rank rank, const Share& share, int done, Time now);
+  void Advance();
 
   // Returns the micro-batches that each rank may begin. The result is empty if nothing has changed. `comes`: true for
   // each rank that may still begin micro-batches.
@@ -94,28 +104,37 @@ class Ledger {
     MicroBatches granted;  // the micro-batches that the rank may hold, until a report says it holds fewer
     int begun = 0;
     int done = 0;
-    bool wants = false;
     bool gone = false;
-    Time since{0};  // when the rank last began or ended a micro-batch
-    // Since when the rank has waited for a micro-batch that it should have, or kNever.
-    Time asked = kNever;
-    Time pace{0};  // how long a micro-batch has taken lately; 0 if not known
+    Time computed{0};
+    Time since{0};        // when the rank last began or ended a micro-batch
+    Time asked = kNever;  // since when the rank has been due to get a micro-batch that another rank holds
+    Time pace{0};         // how long a micro-batch has taken lately; 0 if not known
 
     int held() const { return static_cast<int>(granted.size()); }
+    bool idle() const { return done == held(); }  // the rank has made all that it holds
   };
-  // Returns how many micro-batches each rank should hold.
-  std::vector<int> Wanted(const std::vector<bool>& comes, Time now) const;
-  std::vector<MicroBatches> Tell(const std::vector<int>& wanted);
+  // When the ranks would end what they should hold.
+  struct Plan {
+    std::vector<int> wanted;  // how many micro-batches each rank should hold
+    std::vector<int> keeps;   // how many of them do not move to another rank
+    std::vector<Time> pace;
+    std::vector<Time> end;  // kNever if the rank begins none
+  };
+  Plan PlanAt(const std::vector<bool>& comes, Time now) const;
+  std::vector<MicroBatches> Tell(const std::vector<int>& wanted, Time now);
+  // Returns when moving a micro-batch to an idle rank would pay next, if no rank ends one until then.
+  Time NextMove(const Plan& plan, Time now) const;
   void Grant(std::size_t rank);
   int Free() const;
-  bool IsUnderWay() const;  // returns true if a micro-batch of this update has begun
-  static Time FreeAt(const State& state, Time pace, Time now);
+  Time Since(const State& state, Time now) const;
+  Time FreeAt(const State& state, Time pace, Time now) const;
 
   int each_;
   std::vector<State> ranks_;
   std::vector<bool> taken_;  // true for each micro-batch that some rank holds
+  Time started_ = kNever;    // when the first micro-batch of this update was begun
   Time deadline_ = kNever;
-  Time latency_{0};  // how long it has taken lately to move a micro-batch to a rank that waits; 0 if not known
+  Time latency_{0};  // how long it has taken lately to move a micro-batch to another rank; 0 if not known
 };
 
 }  // namespace horovod_partial
