@@ -121,7 +121,7 @@ std::optional<Report::Item> Engine::ItemOf(SharedBucket& bucket, Time now, bool 
     const bool gone = bucket.OwnerIsGone();
     if (joined) bucket.share->Leave();
     if (gone) bucket.share->GiveUp(bucket.Made());
-    if (core.declared()) item.share = bucket.share->share(now, gone);
+    if (core.declared()) item.share = bucket.share->share(now, bucket.wants, gone);
   }
   if (core.state() == Bucket::State::kRunning) {
     item.kind = Kind::kRunning;

@@ -31,6 +31,7 @@ void SharedBucket::Reset() {
   if (!policy.grants) return;
   share.emplace(surroundings.rank, policy.micro_batches / surroundings.size);
   update = updates = 0;
+  holds_more = false;
   surroundings.shares_work = true;
 }
 

@@ -60,6 +60,7 @@ struct SharedBucket {
   std::optional<OwnShare> share;         // this rank's micro-batches; only with work sharing, in one bucket of a family
   Round update = 0;                      // under work sharing: the number of the open update (optimizer step)
   int updates = 0;                       // under work sharing: the number of closed rounds that had gradients
+  bool wants = false;                    // true if a thread waits to begin a micro-batch
   bool holds_more = false;               // under work sharing: true if this rank can begin more without a message
   std::string poison;                    // not empty: the bucket has failed, and every use of it throws this error
   bool flush_round = false;              // true if the running round belongs to a flush

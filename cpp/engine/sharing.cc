@@ -40,15 +40,15 @@ std::optional<std::pair<int, int>> WorkSharing::Take(const Buckets& family, bool
     if (!begins) return next;
     keeper.share->Begin(Now());
     holds_more = keeper.share->MayBegin();
-    if (keeper.holds_more == holds_more) return next;
+    if (holds_more && keeper.holds_more) return next;
   }
   for (const auto& bucket : family) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     bucket->holds_more = holds_more;
   }
-  // The coordinator may have taken micro-batches back since, before this rank noted that it held them.
+  // Since then the coordinator may have taken micro-batches back, or another thread may leave. Both ask for reports.
   std::unique_lock<std::mutex> lock(keeper.mutex);
-  const bool is_stale = holds_more && !keeper.share->MayBegin();
+  const bool is_stale = holds_more && (leaving_ > 0 || !keeper.share->MayBegin());
   lock.unlock();
   if (is_stale) ReportSoon();
   return next;
@@ -64,12 +64,11 @@ std::optional<std::pair<int, int>> WorkSharing::Next(const Family& names, bool b
   SharedBucket& keeper = *family.front();
   const Draining draining(family);  // reports now tell other ranks that the caller takes rounds while it waits
   Time start{0};
-  bool is_waiting = false;
-  const auto tell = [&](bool waits) {
-    if (std::exchange(is_waiting, waits) == waits) return;
+  const auto tell = [&](bool wants) {
     std::lock_guard<std::mutex> lock(keeper.mutex);
+    if (std::exchange(keeper.wants, wants) == wants) return;
     const Time now = Now();
-    if (waits) {
+    if (wants) {
       start = now;
       return keeper.arrivals.BeginWait(now);
     }

@@ -51,6 +51,7 @@ SharedJobResult SharedJob::Run() {
         --left;
       }
     }
+    Observe();
     now_ = Reduced();
     ledger_.Advance();
     result.ends.push_back(ToSeconds(now_));
@@ -87,12 +88,16 @@ Time SharedJob::NextNegotiation() const {
   return NegotiatedAt(start_, std::max({wanted, now_, negotiated_ + cycle_}), cycle_);
 }
 
-void SharedJob::Negotiate() {
-  negotiated_ = now_;
+void SharedJob::Observe() {
   for (Rank rank = 0; rank < config_.ranks; ++rank) {
     const Worker& worker = At(rank);
-    ledger_.Observe(rank, worker.share.share(now_), worker.done, now_);
+    ledger_.Observe(rank, worker.share.share(now_, !worker.computes), worker.done, now_);
   }
+}
+
+void SharedJob::Negotiate() {
+  negotiated_ = now_;
+  Observe();
   const auto granted = ledger_.Decide(std::vector<bool>(workers_.size(), true), now_);
   for (std::size_t i = 0; i < granted.size(); ++i) {
     workers_[i].share.Hear(granted[i]);

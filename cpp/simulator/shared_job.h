@@ -68,6 +68,7 @@ class SharedJob {
   void Begin(Rank rank);
   void Finish();
   Time NextNegotiation() const;
+  void Observe();
   void Negotiate();
   Time Reduced() const;
   double ListSchedule() const;

@@ -27,8 +27,7 @@ class LedgerPeer {
   static void Undo(Ledger& ledger, const std::vector<int>& reported) {
     for (std::size_t i = 0; i < reported.size(); ++i) {
       MicroBatches& granted = ledger.ranks_[i].granted;
-      for (; static_cast<int>(granted.size()) > reported[i]; granted.pop_back())
-        ledger.taken_[static_cast<std::size_t>(granted.back())] = false;
+      for (; static_cast<int>(granted.size()) > reported[i]; granted.pop_back()) ledger.Mark(granted.back(), false);
     }
   }
   // What is told in place of what the ledger would tell, by the number of micro-batches for each rank.
@@ -153,7 +152,8 @@ class World {
       OwnShare copy = rank.share;
       for (; copy.MayBegin(); copy.Begin(Time(0))) put(copy.next());
       for (const int each : rank.own) put(each);
-      put(rank.flushes | rank.over << 1 | rank.wants_join << 2 | (rank.taken == 0) << 3 | rank.news << 4);
+      put(rank.flushes | rank.over << 1 | rank.wants_join << 2 | (rank.taken == 0) << 3 | rank.news << 4 |
+          rank.holds_more << 5);
       for (const OwnBucket& bucket : rank.buckets) {
         put(bucket.count);
         put(bucket.reported | bucket.running << 1 | bucket.declared << 2);
@@ -244,7 +244,8 @@ class World {
     bool flushes = false;
     bool over = false;
     bool wants_join = false;
-    bool news = false;  // the rank asks for a cycle
+    bool holds_more = false;  // at the last begin, and since then nobody has asked for reports
+    bool news = false;        // the rank asks for a cycle
     std::vector<OwnBucket> buckets;
   };
 
@@ -288,6 +289,7 @@ class World {
       case kBegin:
         rank.own.push_back(rank.share.next());
         rank.share.Begin(Time(0));
+        rank.holds_more = rank.share.MayBegin();
         for (const RankState& other : ranks_)
           Require(&other == &rank || other.update != rank.update ||
                       std::find(other.own.begin(), other.own.end(), rank.own.back()) == other.own.end(),
@@ -309,7 +311,7 @@ class World {
         bucket.reported = false;
         ++rank.made;
         if (++rank.done == job_->buckets) rank.at = At::kBetween;
-        if (!rank.share.MayBegin() || !bucket.declared) rank.news = true;
+        if (!rank.holds_more) rank.news = true;
         break;
       }
       case kTake:
@@ -318,6 +320,7 @@ class World {
         break;
       case kLeave:
         rank.news = true;
+        rank.holds_more = false;
         if (rank.at == At::kBetween) {
           rank.at = At::kLeaving;
         } else if (job_->joins && !rank.wants_join) {
@@ -351,7 +354,7 @@ class World {
       OwnBucket& bucket = rank.buckets[static_cast<std::size_t>(b)];
       Report::Item item;
       item.bucket = kNames[b];
-      if (b == job_->buckets - 1) item.share = rank.share.share(Time(0));
+      if (b == job_->buckets - 1) item.share = rank.share.share(Time(0), rank.at == At::kWaiting);
       if (bucket.running) {
         item.kind = Report::Item::Kind::kRunning;
       } else if (bucket.count > 0 && !bucket.reported && !joined) {
@@ -504,7 +507,10 @@ class World {
   }
   void Hear(RankState& rank, const MicroBatches& granted) {
     const Share before = rank.share.share(Time(0));
-    if (rank.share.Hear(granted)) rank.news = true;
+    if (rank.share.Hear(granted)) {
+      rank.holds_more = false;
+      rank.news = true;
+    }
     coverage_->taken_back += static_cast<int>(granted.size()) < before.granted ? 1 : 0;
     coverage_->several += static_cast<int>(granted.size()) + 1 < before.granted ? 1 : 0;
     coverage_->kept += static_cast<int>(granted.size()) < before.begun ? 1 : 0;

@@ -47,9 +47,10 @@ class LedgerTest : public testing::Test {
   static constexpr int kRanks = 3;
 
   std::vector<MicroBatches> Decide() { return ledger_.Decide(std::vector<bool>(kRanks, true), now_); }
-  // What a rank would report that has begun its next micro-batch `age` ago, or has ended its last then.
+  // What a rank would report that has begun its next micro-batch `age` ago, or has ended its last then and waits.
   void Say(Rank rank, int granted, int begun, int done, Time age = 0ms) {
-    ledger_.Observe(rank, {granted, begun, done * paces_[static_cast<std::size_t>(rank)], age}, done, now_);
+    const bool wants = granted == done && granted > 0;
+    ledger_.Observe(rank, {granted, begun, done * paces_[static_cast<std::size_t>(rank)], age, wants}, done, now_);
   }
   // An update in which each rank makes its own two.
   void Learn(std::vector<Time> paces) {
@@ -111,6 +112,23 @@ TEST_F(LedgerTest, WhoDoesNotBeginItsFirstLosesIt) {
   for (Rank rank : {0, 1}) Say(rank, 2, 2, 2);
   Say(2, 2, 0, 0);
   EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{}));
+}
+
+TEST_F(LedgerTest, WhoIsAwayDoesNotGetItsMicroBatchesAgain) {
+  Learn({10ms, 10ms, 10ms});
+  now_ += 1s;
+  for (Rank rank : {0, 1}) Say(rank, 2, 2, 2, 980ms);
+  Say(2, 2, 0, 0);
+  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{}));
+  Say(2, 0, 0, 0);
+  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3, 4}, MicroBatches{}));
+}
+
+TEST_F(LedgerTest, OnePauseMakesNoRankSlow) {
+  Learn({10ms, 10ms, 10s});
+  Learn({10ms, 10ms, 10ms});
+  Learn({10ms, 10ms, 10ms});
+  EXPECT_THAT(Decide(), IsEmpty());
 }
 
 TEST_F(LedgerTest, AReductionMakesNobodyLate) {
@@ -231,9 +249,12 @@ TEST(SharedJobTest, SlowMessagesCostNothingWhereNobodyIsSlow) {
 
 TEST(SharedJobTest, EveryMicroBatchIsMadeOnce) {
   SharedJobConfig config = Sharing(3, 4, 3);
-  for (std::size_t i = 0; i < 9; i += 4) config.in_each[i] = 0.1;
-  const SharedJobResult result = SharedJob(config).Run();
-  EXPECT_THAT(result.made, ElementsAre(1, 6, 5, 6, 1, 5, 6, 5, 1));
+  for (std::size_t i = 0; i < 9; i += 4) config.in_each[i] = 0.1;  // one rank of each update is slow
+  const std::vector<int> made = SharedJob(config).Run().made;
+  for (std::size_t update = 0; update < 3; ++update) {
+    EXPECT_EQ(made[3 * update] + made[3 * update + 1] + made[3 * update + 2], 12);
+    EXPECT_EQ(made[4 * update], 1);
+  }
 }
 
 TEST(SharedJobTest, TheBoundIsThatOfTheLongestFirst) {

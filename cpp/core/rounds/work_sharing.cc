@@ -12,8 +12,9 @@ constexpr Time kLookAgain = std::chrono::milliseconds(1);
 // No micro-batch counts as moving for longer than this.
 constexpr Time kLongestLatency = std::chrono::seconds(1);
 
-// The time of a micro-batch counts as at most this multiple of the rank's usual time. Otherwise a pause, for example an
-// evaluation in the middle of a micro-batch, would make the rank seem slow.
+// The time of a micro-batch counts as at most this multiple of the rank's usual time, and the usual time as at most
+// this multiple of it. Otherwise a pause, for example an evaluation in the middle of a micro-batch, would make the rank
+// seem slow.
 constexpr int kMostTimes = 3;
 
 // After an update this part of the latency is forgotten. A latency that was too long moves nothing, so it would not be
@@ -43,7 +44,8 @@ void OwnShare::Advance() {
 Ledger::Ledger(int size, int micro_batches)
     : each_(micro_batches / size),
       ranks_(static_cast<std::size_t>(size)),
-      taken_(static_cast<std::size_t>(micro_batches)) {
+      taken_(static_cast<std::size_t>(micro_batches)),
+      left_(static_cast<std::size_t>(size)) {
   Advance();
 }
 
@@ -53,15 +55,17 @@ void Ledger::Observe(Rank rank, const Share& share, int done, Time now) {
   const Time computed = share.computed - state.computed;
   if (done > state.done) {
     const Time took = std::max(computed / (done - state.done), Time(1));
-    state.pace = state.pace == Time(0) ? took : (state.pace + std::min(took, kMostTimes * state.pace)) / 2;
+    const Time usual = state.pace == Time(0) ? took : std::min(state.pace, kMostTimes * took);
+    state.pace = (usual + std::min(took, kMostTimes * usual)) / 2;
   }
   if (share.begun > 0) started_ = std::min(started_, since - share.computed);
   while (state.held() > share.granted) {
-    taken_[static_cast<std::size_t>(state.granted.back())] = false;
+    Mark(state.granted.back(), false);
     state.granted.pop_back();
   }
   state.begun = share.begun;
   state.done = done;
+  state.wants = share.wants;
   state.gone = share.gone;
   state.computed = share.computed;
   state.since = since;
@@ -69,34 +73,36 @@ void Ledger::Observe(Rank rank, const Share& share, int done, Time now) {
 
 void Ledger::Advance() {
   std::fill(taken_.begin(), taken_.end(), false);
+  std::fill(left_.begin(), left_.end(), each_);
+  free_ = static_cast<int>(taken_.size());
   latency_ -= latency_ / kForgotten;
   started_ = kNever;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     State& state = ranks_[i];
     state.granted.clear();
     state.begun = state.done = 0;
+    state.wants = false;
     state.computed = Time(0);
     state.asked = kNever;
     while (state.held() < each_) Grant(i);
   }
 }
 
-int Ledger::Free() const { return static_cast<int>(std::count(taken_.begin(), taken_.end(), false)); }
+void Ledger::Mark(int micro_batch, bool taken) {
+  taken_[static_cast<std::size_t>(micro_batch)] = taken;
+  left_[static_cast<std::size_t>(micro_batch / each_)] += taken ? -1 : 1;
+  free_ += taken ? -1 : 1;
+}
 
 // Gives a rank the next of its own micro-batches. If it has none left, it gets the last micro-batch of the rank that
 // has most left, because that rank would begin this micro-batch last.
 void Ledger::Grant(std::size_t rank) {
   const auto each = static_cast<std::size_t>(each_);
-  const auto left = [&](std::size_t of) {
-    const auto first = taken_.begin() + static_cast<std::ptrdiff_t>(of * each);
-    return std::count(first, first + each_, false);
-  };
-  std::size_t from = rank;
-  for (std::size_t other = 0; left(rank) == 0 && other < ranks_.size(); ++other)
-    if (left(other) > left(from)) from = other;
+  const std::size_t most = static_cast<std::size_t>(std::max_element(left_.begin(), left_.end()) - left_.begin());
+  const std::size_t from = left_[rank] > 0 ? rank : most;
   std::size_t found = from * each + (from == rank ? 0 : each - 1);
   while (taken_[found]) found = from == rank ? found + 1 : found - 1;
-  taken_[found] = true;
+  Mark(static_cast<int>(found), true);
   ranks_[rank].granted.push_back(static_cast<int>(found));
 }
 
@@ -106,9 +112,10 @@ Time Ledger::Since(const State& state, Time now) const {
   return state.begun > 0 ? state.since : std::min(started_, now);
 }
 
-// Returns when a rank will be free again. An overdue rank is expected to need as long again as it is overdue.
+// Returns when a rank will be free again. An overdue rank is expected to need as long again as it is overdue. So is a
+// rank that could begin a micro-batch and does not: it may evaluate, or save a checkpoint.
 Time Ledger::FreeAt(const State& state, Time pace, Time now) const {
-  if (state.idle()) return now;
+  if (state.wants && state.idle()) return now;
   const Time expected = Since(state, now) + (state.begun > state.done ? pace : Time(0));
   return std::max(expected, now + (now - expected));
 }
@@ -136,7 +143,7 @@ Ledger::Plan Ledger::PlanAt(const std::vector<bool>& comes, Time now) const {
   // List scheduling: what is free goes to the rank that would end it first. Then the last micro-batch of the rank that
   // would end last moves to this rank too, while that pays although moving takes time.
   for (int free = Free();; --free) {
-    const Time arrives = free > 0 ? now : now + latency_;
+    const Time arrives = free > 0 ? now : now + 2 * latency_;
     const auto one_more = [&](std::size_t i) { return std::max(plan.end[i], arrives) + plan.pace[i]; };
     std::size_t to = size;
     std::size_t from = size;
@@ -156,7 +163,7 @@ Ledger::Plan Ledger::PlanAt(const std::vector<bool>& comes, Time now) const {
 Time Ledger::NextMove(const Plan& plan, Time now) const {
   Time least = kNever;  // how long a micro-batch takes to move to the fastest idle rank, and there
   for (std::size_t i = 0; i < ranks_.size(); ++i)
-    if (plan.end[i] != kNever && ranks_[i].idle()) least = std::min(least, latency_ + plan.pace[i]);
+    if (plan.end[i] != kNever && ranks_[i].idle()) least = std::min(least, 2 * latency_ + plan.pace[i]);
   Time next = kNever;
   for (std::size_t i = 0; i < ranks_.size() && least != kNever; ++i) {
     const State& state = ranks_[i];

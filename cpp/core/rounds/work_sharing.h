@@ -17,16 +17,17 @@ using MicroBatches = std::vector<int>;
 
 // What a rank reports of its micro-batches in the open update. Each report replaces the one before.
 struct Share {
-  int granted = 0;    // the number of micro-batches that the rank may begin
-  int begun = 0;      // how many of its granted micro-batches the rank has begun
-  Time computed{0};   // how long it took to compute those that have gradients now
-  Time age{0};        // the time since the rank last began or ended a micro-batch
-  bool gone = false;  // true if the rank begins no more micro-batches, because its optimizer is gone
+  int granted = 0;     // the number of micro-batches that the rank may begin
+  int begun = 0;       // how many of its granted micro-batches the rank has begun
+  Time computed{0};    // how long it took to compute those that have gradients now
+  Time age{0};         // the time since the rank last began or ended a micro-batch
+  bool wants = false;  // true if a thread waits to begin another micro-batch
+  bool gone = false;   // true if the rank begins no more micro-batches, because its optimizer is gone
 
   template <class Self>
   static auto Fields(Self& self) {
     return std::make_tuple(Named("granted", self.granted), Named("begun", self.begun), Named("computed", self.computed),
-                           Named("age", self.age), Named("gone", self.gone));
+                           Named("age", self.age), Named("wants", self.wants), Named("gone", self.gone));
   }
 };
 
@@ -62,9 +63,9 @@ class OwnShare {
   // Called when the update is complete. In the next update the rank may begin all micro-batches of its own share.
   void Advance();
   int begun() const { return static_cast<int>(begun_); }
-  Share share(Time now, bool gone = false) const {
-    return {static_cast<int>(granted_.size()), static_cast<int>(begun_), computed_, std::max(now - since_, Time(0)),
-            gone};
+  Share share(Time now, bool wants = false, bool gone = false) const {
+    const Time age = std::clamp(now - since_, Time(0), kLongest);
+    return {static_cast<int>(granted_.size()), static_cast<int>(begun_), computed_, age, wants, gone};
   }
 
  private:
@@ -104,6 +105,7 @@ class Ledger {
     MicroBatches granted;  // the micro-batches that the rank may hold, until a report says it holds fewer
     int begun = 0;
     int done = 0;
+    bool wants = false;
     bool gone = false;
     Time computed{0};
     Time since{0};        // when the rank last began or ended a micro-batch
@@ -125,13 +127,16 @@ class Ledger {
   // Returns when moving a micro-batch to an idle rank would pay next, if no rank ends one until then.
   Time NextMove(const Plan& plan, Time now) const;
   void Grant(std::size_t rank);
-  int Free() const;
+  void Mark(int micro_batch, bool taken);
+  int Free() const { return free_; }
   Time Since(const State& state, Time now) const;
   Time FreeAt(const State& state, Time pace, Time now) const;
 
   int each_;
   std::vector<State> ranks_;
   std::vector<bool> taken_;  // true for each micro-batch that some rank holds
+  std::vector<int> left_;    // of each rank's own share: how many micro-batches no rank holds
+  int free_ = 0;             // the sum of `left_`
   Time started_ = kNever;    // when the first micro-batch of this update was begun
   Time deadline_ = kNever;
   Time latency_{0};  // how long it has taken lately to move a micro-batch to another rank; 0 if not known
