@@ -74,6 +74,7 @@ Report Engine::BuildReport(Time now, Time foreign_since, bool joined) {
   EndIfDeadlocked();
   ArriveWhatIsReady();  // WantsCycle calls this too, but a report may be built without a call of WantsCycle
   surroundings_.news = false;
+  surroundings_.reported = now;
   if (const std::uint64_t departures = Owner::Departures(); std::exchange(departures_, departures) != departures)
     buckets_.ForgetOwnersThatLeft();
   Report report;
@@ -120,7 +121,7 @@ std::optional<Report::Item> Engine::ItemOf(SharedBucket& bucket, Time now, bool 
     const bool gone = bucket.OwnerIsGone();
     if (joined) bucket.share->Leave();
     if (gone) bucket.share->GiveUp(bucket.Made());
-    if (core.declared()) item.share = bucket.share->share(bucket.wants, gone);
+    if (core.declared()) item.share = bucket.share->share(now, bucket.wants, gone);
   }
   if (core.state() == Bucket::State::kRunning) {
     item.kind = Kind::kRunning;

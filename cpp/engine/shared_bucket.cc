@@ -10,6 +10,10 @@ namespace {
 
 constexpr std::chrono::seconds kDeadPatience(5);
 
+// While a rank holds micro-batches that it has not begun, nobody waits for its report of those that it has made. But
+// after this time without a report the other ranks should see that it makes progress.
+constexpr std::chrono::seconds kLongestSilence(1);
+
 }  // namespace
 
 SharedBucket::SharedBucket(Surroundings& the_surroundings, const std::string& name, BucketConfig bucket_config)
@@ -27,6 +31,7 @@ void SharedBucket::Reset() {
   if (!policy.grants) return;
   share.emplace(surroundings.rank, policy.micro_batches / surroundings.size);
   update = updates = 0;
+  holds_more = false;
   surroundings.shares_work = true;
 }
 
@@ -79,7 +84,8 @@ void SharedBucket::Arrive(Calls& calls) {
     operation->arrival.output = operation->scratch.data();
   }
   arrived = Now();
-  surroundings.news = true;
+  if (share && operation->arrival.gradients > 0) share->End(arrived);
+  if (!holds_more || arrived - surroundings.reported.load() >= kLongestSilence) surroundings.news = true;
   auto* const recorder = surroundings.Recording();
   // Under work sharing all micro-batches of an update arrive by one operation, and each of them is recorded.
   if (recorder != nullptr && operation->arrival.input != nullptr && (SharesWork() || !operation->recorded)) {

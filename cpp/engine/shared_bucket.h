@@ -61,6 +61,7 @@ struct SharedBucket {
   Round update = 0;                      // under work sharing: the number of the open update (optimizer step)
   int updates = 0;                       // under work sharing: the number of closed rounds that had gradients
   bool wants = false;                    // true if a thread waits to begin a micro-batch
+  bool holds_more = false;               // under work sharing: true if this rank can begin more without a message
   std::string poison;                    // not empty: the bucket has failed, and every use of it throws this error
   bool flush_round = false;              // true if the running round belongs to a flush
   int draining = 0;                      // the number of waits in which the application takes this bucket's results

@@ -30,14 +30,27 @@ std::optional<std::pair<int, int>> WorkSharing::Take(const Buckets& family, bool
     if (!bucket->poison.empty()) throw EngineError(bucket->poison);
     if (bucket->core.taken() != update || bucket->awaited != nullptr) return std::nullopt;
   }
-  // The update may have closed since its number was read. Then this rank must take results before it may begin more.
-  std::lock_guard<std::mutex> lock(keeper.mutex);
-  if (leaving_ > 0 || has_left_ || keeper.update != update || !keeper.share->MayBegin()) return std::nullopt;
-  const std::pair<int, int> next(keeper.share->next(), keeper.updates);
-  if (begins) {
-    keeper.share->Begin();
-    surroundings_.news = true;
+  std::pair<int, int> next;
+  bool holds_more;
+  {
+    // The update may have closed since its number was read. Then this rank must take results before it may begin more.
+    std::lock_guard<std::mutex> lock(keeper.mutex);
+    if (leaving_ > 0 || has_left_ || keeper.update != update || !keeper.share->MayBegin()) return std::nullopt;
+    next = {keeper.share->next(), keeper.updates};
+    if (!begins) return next;
+    keeper.share->Begin(Now());
+    holds_more = keeper.share->MayBegin();
+    if (holds_more && keeper.holds_more) return next;
   }
+  for (const auto& bucket : family) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    bucket->holds_more = holds_more;
+  }
+  // Since then the coordinator may have taken micro-batches back, or another thread may leave. Both ask for reports.
+  std::unique_lock<std::mutex> lock(keeper.mutex);
+  const bool is_stale = holds_more && (leaving_ > 0 || !keeper.share->MayBegin());
+  lock.unlock();
+  if (is_stale) ReportSoon();
   return next;
 }
 
@@ -54,7 +67,6 @@ std::optional<std::pair<int, int>> WorkSharing::Next(const Family& names, bool b
   const auto tell = [&](bool wants) {
     std::lock_guard<std::mutex> lock(keeper.mutex);
     if (std::exchange(keeper.wants, wants) == wants) return;
-    surroundings_.news = true;
     const Time now = Now();
     if (wants) {
       start = now;
@@ -85,6 +97,14 @@ void WorkSharing::Return(const std::string& name) {
   surroundings_.news = true;
 }
 
+void WorkSharing::ReportSoon() {
+  for (const auto& bucket : buckets_.All()) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    bucket->holds_more = false;
+  }
+  surroundings_.news = true;  // after that, so that the next report has each arrival that has not asked for it
+}
+
 bool WorkSharing::ReportLeaves() {
   has_left_ = false;
   if (leaving_ == 0 || !surroundings_.shares_work) return false;
@@ -98,12 +118,14 @@ bool WorkSharing::ReportLeaves() {
 }
 
 void WorkSharing::Hear(const std::vector<Grants>& grants) {
+  bool fewer = false;
   for (const Grants& each : grants) {
     const auto bucket = buckets_.Find(each.bucket);
     if (bucket == nullptr) continue;
     std::lock_guard<std::mutex> lock(bucket->mutex);
-    if (bucket->share) bucket->share->Hear(each.by_rank.at(Index(surroundings_.rank)));
+    if (bucket->share && bucket->share->Hear(each.by_rank.at(Index(surroundings_.rank)))) fewer = true;
   }
+  if (fewer) ReportSoon();  // the coordinator waits for the report that this rank holds fewer
   surroundings_.changes.Tell();
 }
 

@@ -37,7 +37,7 @@ class WorkSharing {
    private:
     void Add(int threads) {
       sharing_.leaving_ += threads;
-      if (sharing_.surroundings_.shares_work) sharing_.surroundings_.news = true;
+      if (sharing_.surroundings_.shares_work) sharing_.ReportSoon();
     }
 
     WorkSharing& sharing_;
@@ -52,6 +52,8 @@ class WorkSharing {
 
  private:
   std::optional<std::pair<int, int>> Take(const Buckets& family, bool begins);
+  // From now on this rank reports what it has made at once, although it may hold more micro-batches.
+  void ReportSoon();
 
   Surroundings& surroundings_;
   const BucketMap& buckets_;

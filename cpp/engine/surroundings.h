@@ -70,9 +70,10 @@ struct Surroundings {
   std::shared_ptr<recording::Recorder> recorder{};
   int process_set = 0;  // the number of this process set in the recording
 
-  // `news`, `awaited`, `shares_work` and `in_use` are atomic: Horovod's background thread reads them in its cycles, and
-  // must not wait for the application.
+  // The next members are atomic: Horovod's background thread uses them in its cycles, and must not wait for the
+  // application.
   std::atomic<bool> news{false};         // true if this rank has something to report
+  std::atomic<Time> reported{Time(0)};   // when this rank built its last report
   std::atomic<int> awaited{0};           // the number of operations whose contribution a device still computes
   std::atomic<bool> shares_work{false};  // true if this process set has a bucket with work sharing
   std::atomic<int> in_use{0};            // how many buckets a flush waits for: they have had a round and not ended

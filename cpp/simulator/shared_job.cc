@@ -34,7 +34,6 @@ SharedJobResult SharedJob::Run() {
   for (; update_ < config_.updates; ++update_) {
     start_ = now_;
     negotiated_ = start_ - cycle_;
-    wanted_ = start_;
     for (Rank rank = 0; rank < config_.ranks; ++rank) {
       At(rank).share.Advance();
       At(rank).done = 0;
@@ -52,8 +51,9 @@ SharedJobResult SharedJob::Run() {
         --left;
       }
     }
+    Observe();
     now_ = Reduced();
-    ledger_.Advance(now_);
+    ledger_.Advance();
     result.ends.push_back(ToSeconds(now_));
     for (const Worker& worker : workers_) result.made.push_back(worker.done);
     result.bounds.push_back(ListSchedule());
@@ -68,7 +68,7 @@ void SharedJob::Begin(Rank rank) {
   const std::size_t row = Cell(rank, config_.ranks);
   const double delay = (worker.done == 0 ? config_.in_first[row] : 0) + config_.in_each[row] +
                        config_.in_own[Cell(worker.share.next(), config_.ranks * config_.passes)];
-  worker.share.Begin();
+  worker.share.Begin(now_);
   ends_.emplace(now_ + FromSeconds(config_.compute + delay), rank);
 }
 
@@ -77,8 +77,9 @@ void SharedJob::Finish() {
   now_ = ends_.top().first;
   ends_.pop();
   ++At(rank).done;
+  At(rank).share.End(now_);
+  if (!At(rank).share.MayBegin()) wanted_ = std::min(wanted_, now_);
   Begin(rank);
-  wanted_ = std::min(wanted_, now_);
 }
 
 Time SharedJob::NextNegotiation() const {
@@ -87,12 +88,16 @@ Time SharedJob::NextNegotiation() const {
   return NegotiatedAt(start_, std::max({wanted, now_, negotiated_ + cycle_}), cycle_);
 }
 
-void SharedJob::Negotiate() {
-  negotiated_ = now_;
+void SharedJob::Observe() {
   for (Rank rank = 0; rank < config_.ranks; ++rank) {
     const Worker& worker = At(rank);
-    ledger_.Observe(rank, worker.share.share(!worker.computes), worker.done, now_);
+    ledger_.Observe(rank, worker.share.share(now_, !worker.computes), worker.done, now_);
   }
+}
+
+void SharedJob::Negotiate() {
+  negotiated_ = now_;
+  Observe();
   const auto granted = ledger_.Decide(std::vector<bool>(workers_.size(), true), now_);
   for (std::size_t i = 0; i < granted.size(); ++i) {
     workers_[i].share.Hear(granted[i]);

@@ -68,6 +68,7 @@ class SharedJob {
   void Begin(Rank rank);
   void Finish();
   Time NextNegotiation() const;
+  void Observe();
   void Negotiate();
   Time Reduced() const;
   double ListSchedule() const;
@@ -79,9 +80,9 @@ class SharedJob {
 
   int update_ = 0;
   Time now_{0};
-  Time start_{0};       // when the update of work sharing began; a cycle begins at the same time
-  Time negotiated_{0};  // when the last cycle began
-  Time wanted_{0};      // since when a rank has something to report, or kNever
+  Time start_{0};         // when the update of work sharing began; a cycle begins at the same time
+  Time negotiated_{0};    // when the last cycle began
+  Time wanted_ = kNever;  // since when a rank has something to report, or kNever
   std::priority_queue<End, std::vector<End>, std::greater<>> ends_;  // when the ranks' micro-batches end
 };
 

@@ -930,7 +930,7 @@ TEST_F(SharingTest, AnUpdateClosesWhenAllMicroBatchesAreThere) {
   Say(0, {3, Share{3, 3}});
   Say(1, {0, Share{1, 1}});
   EXPECT_THAT(Decide(), IsEmpty()) << "rank 1 is in the middle of one";
-  Say(0, {0, Share{3, 3, true}, false, true});
+  Say(0, {0, Share{3, 3}, false, true});
   Say(1, {1, Share{1, 1}});
   const Closing closing = DecideOne();
   EXPECT_EQ(closing.reason, Closing::Reason::kQuorum);
@@ -940,8 +940,8 @@ TEST_F(SharingTest, AnUpdateClosesWhenAllMicroBatchesAreThere) {
 
 TEST_F(SharingTest, WhoWaitsDoesNotCloseAnUpdate) {
   BeginTraining();
-  Say(0, {1, Share{1, 1, true}, false, true});
-  Say(1, {1, Share{1, 1, true}, false, true});
+  Say(0, {1, Share{1, 1}, false, true});
+  Say(1, {1, Share{1, 1}, false, true});
   EXPECT_THAT(Decide(), IsEmpty());
   EXPECT_EQ(coordinator_.grants(), (std::vector<Grants>{{"a", {{0, 1}, {2, 3}}}}));
 }
@@ -991,7 +991,7 @@ TEST_F(SharingTest, ACollectiveWithinAnUpdateIsTold) {
   BeginTraining();
   const auto say = [&](int made) {
     Say(0, {0, Share{1, 1}, false, true});
-    Say(1, {made, Share{3, 3, true}, false, true});
+    Say(1, {made, Share{3, 3}, false, true});
   };
   say(3);
   EXPECT_THAT(Decide(), IsEmpty());

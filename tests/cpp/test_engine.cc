@@ -177,8 +177,8 @@ class SharingRanksTest : public RanksTest {
     }
   };
 
-  void StartSharing() {
-    Start(kRanks, {});
+  void StartSharing(FakeHorovod::Settings settings = {}) {
+    Start(kRanks, {}, std::move(settings));
     for (Rank rank = 0; rank < kRanks; ++rank) {
       Memory& memory = horovod().memory(rank);
       for (const bool grants : {true, false}) {
@@ -208,6 +208,21 @@ TEST_F(SharingRanksTest, EachUpdateHasAllMicroBatches) {
     made += training->made;
   }
   EXPECT_EQ(made, 20 * kRanks * kEach);
+}
+
+// The thresholds are too long for a wait to ask for a cycle.
+TEST_F(SharingRanksTest, WhoHasMadeAllThatItHoldsAsksForACycle) {
+  FakeHorovod::Settings settings;
+  settings.thresholds = {1000h, 1000h, 1000h};
+  StartSharing(std::move(settings));
+  Run([](Rank rank, Training& training) {
+    std::minstd_rand random(static_cast<unsigned>(rank) + 1);
+    while (training.updates < 100) {
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 8 == 0 ? random() % 2000 : random() % 100));
+      training.Run(100, training.made + 1);
+    }
+  });
+  for (const auto& training : trainings_) EXPECT_EQ(training->sums, Floats(100, kAll));
 }
 
 TEST_F(SharingRanksTest, OthersMakeWhatARankThatFlushesDoesNot) {

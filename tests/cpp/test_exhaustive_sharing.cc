@@ -27,15 +27,14 @@ class LedgerPeer {
   static void Undo(Ledger& ledger, const std::vector<int>& reported) {
     for (std::size_t i = 0; i < reported.size(); ++i) {
       MicroBatches& granted = ledger.ranks_[i].granted;
-      for (; static_cast<int>(granted.size()) > reported[i]; granted.pop_back())
-        ledger.taken_[static_cast<std::size_t>(granted.back())] = false;
+      for (; static_cast<int>(granted.size()) > reported[i]; granted.pop_back()) ledger.Mark(granted.back(), false);
     }
   }
   // What is told in place of what the ledger would tell, by the number of micro-batches for each rank.
   static std::vector<MicroBatches> Tell(Ledger& ledger, const std::vector<int>& numbers) {
     std::vector<MicroBatches> told;
     for (std::size_t i = 0; i < numbers.size(); ++i) {
-      if (numbers[i] > ledger.ranks_[i].held()) ledger.Grant(i);
+      while (numbers[i] > ledger.ranks_[i].held()) ledger.Grant(i);
       told.push_back(ledger.ranks_[i].granted);
       told.back().resize(static_cast<std::size_t>(numbers[i]));
     }
@@ -44,6 +43,7 @@ class LedgerPeer {
   static int Free(const Ledger& ledger) { return ledger.Free(); }
   static const MicroBatches& Granted(const Ledger& ledger, std::size_t rank) { return ledger.ranks_[rank].granted; }
   static int Begun(const Ledger& ledger, std::size_t rank) { return ledger.ranks_[rank].begun; }
+  static bool IsIdle(const Ledger& ledger, std::size_t rank) { return ledger.ranks_[rank].idle(); }
 };
 
 class CoordinatorPeer {
@@ -71,6 +71,7 @@ struct Job {
 
 struct Coverage {
   std::size_t taken_back = 0;
+  std::size_t several = 0;    // takings-back of more than one at once
   std::size_t kept = 0;       // a taking-back that came too late
   std::size_t unequal = 0;    // updates in which ranks had unequally many
   std::size_t none = 0;       // and in which a rank had none
@@ -140,7 +141,7 @@ class World {
     int base = 1 << 20;
     for (const RankState& rank : ranks_) base = std::min(base, rank.taken);
     for (const RankState& rank : ranks_) {
-      const Share share = rank.share.share(false);
+      const Share share = rank.share.share(Time(0));
       put(static_cast<int>(rank.at));
       put(rank.done);
       put(rank.left);
@@ -149,9 +150,10 @@ class World {
       put(share.granted);
       put(share.begun);
       OwnShare copy = rank.share;
-      for (; copy.MayBegin(); copy.Begin()) put(copy.next());
+      for (; copy.MayBegin(); copy.Begin(Time(0))) put(copy.next());
       for (const int each : rank.own) put(each);
-      put(rank.flushes | rank.over << 1 | rank.wants_join << 2 | (rank.taken == 0) << 3);
+      put(rank.flushes | rank.over << 1 | rank.wants_join << 2 | (rank.taken == 0) << 3 | rank.news << 4 |
+          rank.holds_more << 5);
       for (const OwnBucket& bucket : rank.buckets) {
         put(bucket.count);
         put(bucket.reported | bucket.running << 1 | bucket.declared << 2);
@@ -171,10 +173,32 @@ class World {
     return key;
   }
 
+  // A rank that comes is idle, and some rank holds what it has not begun, or something is free.
+  bool MayMove() const {
+    const Ledger* ledger = OwnLedger();
+    if (ledger == nullptr) return false;
+    bool any_idle = false;
+    bool any_left = LedgerPeer::Free(*ledger) > 0;
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      any_idle = any_idle || (LedgerPeer::IsIdle(*ledger, r) && ranks_[r].at != At::kLeaving);
+      any_left = any_left || static_cast<int>(LedgerPeer::Granted(*ledger, r).size()) > LedgerPeer::Begun(*ledger, r);
+    }
+    return any_idle && any_left;
+  }
+
+  // Some rank, or the coordinator, asks for the next cycle. A round that runs ends without one being asked for. The
+  // coordinator asks while something may move: of the ledger's own decisions Decide requires this.
+  bool Asks() const {
+    return coordinator_.NextDeadline() != kNever || MayMove() ||
+           std::any_of(ranks_.begin(), ranks_.end(),
+                       [](const RankState& rank) { return rank.news || AnyRunning(rank); });
+  }
+
   // Cycles in which nothing is postponed, and the ledger decides: some application can move after a few of them.
   void CheckProgress() const {
     World world = *this;
     for (int cycle = 0; cycle < 8; ++cycle) {
+      if (world.Stuck() && !world.Asks()) throw Violation("nobody asks for the cycle that all wait for");
       do world.Apply(0);
       while (!world.AtStartOfCycle());
       if (world.Done() || !world.Stuck()) return;
@@ -220,6 +244,8 @@ class World {
     bool flushes = false;
     bool over = false;
     bool wants_join = false;
+    bool holds_more = false;  // at the last begin, and since then nobody has asked for reports
+    bool news = false;        // the rank asks for a cycle
     std::vector<OwnBucket> buckets;
   };
 
@@ -262,7 +288,8 @@ class World {
     switch (step) {
       case kBegin:
         rank.own.push_back(rank.share.next());
-        rank.share.Begin();
+        rank.share.Begin(Time(0));
+        rank.holds_more = rank.share.MayBegin();
         for (const RankState& other : ranks_)
           Require(&other == &rank || other.update != rank.update ||
                       std::find(other.own.begin(), other.own.end(), rank.own.back()) == other.own.end(),
@@ -284,6 +311,7 @@ class World {
         bucket.reported = false;
         ++rank.made;
         if (++rank.done == job_->buckets) rank.at = At::kBetween;
+        if (!rank.holds_more) rank.news = true;
         break;
       }
       case kTake:
@@ -291,6 +319,8 @@ class World {
         if (rank.at == At::kWaiting) rank.at = At::kBetween;
         break;
       case kLeave:
+        rank.news = true;
+        rank.holds_more = false;
         if (rank.at == At::kBetween) {
           rank.at = At::kLeaving;
         } else if (job_->joins && !rank.wants_join) {
@@ -314,6 +344,7 @@ class World {
   void ReportNext() {
     RankState& rank = ranks_[turn_];
     Report report;
+    rank.news = false;
     if (rank.wants_join) joined_[turn_] = true;
     const bool joined = joined_[turn_];
     report.leaves = rank.at == At::kLeaving;
@@ -323,7 +354,7 @@ class World {
       OwnBucket& bucket = rank.buckets[static_cast<std::size_t>(b)];
       Report::Item item;
       item.bucket = kNames[b];
-      if (b == job_->buckets - 1) item.share = rank.share.share(rank.at == At::kWaiting);
+      if (b == job_->buckets - 1) item.share = rank.share.share(Time(0), rank.at == At::kWaiting);
       if (bucket.running) {
         item.kind = Report::Item::Kind::kRunning;
       } else if (bucket.count > 0 && !bucket.reported && !joined) {
@@ -380,6 +411,14 @@ class World {
     }
   }
 
+  // Some rank reports again, because it is told that it holds less.
+  bool AnyHoldsLess() const {
+    for (const Grants& grants : grants_)
+      for (std::size_t r = 0; r < ranks_.size(); ++r)
+        if (static_cast<int>(grants.by_rank[r].size()) < ReportedNumbers()[r]) return true;
+    return false;
+  }
+
   Ledger* OwnLedger() const {
     return CoordinatorPeer::LedgerOf(const_cast<Coordinator&>(coordinator_), kNames[job_->buckets - 1]);
   }
@@ -387,14 +426,15 @@ class World {
   // What every rank holds, before anything is told in this cycle.
   std::vector<int> ReportedNumbers() const {
     const auto is_of_ledger = [&](const Closing& closing) { return closing.bucket == kNames[job_->buckets - 1]; };
-    if (std::any_of(closings_.begin(), closings_.end(), is_of_ledger)) return std::vector<int>(ranks_.size(), 1);
+    if (std::any_of(closings_.begin(), closings_.end(), is_of_ledger))
+      return std::vector<int>(ranks_.size(), job_->each);
     std::vector<int> numbers;
     for (const std::string& report : reports_) numbers.push_back(DecodeReport(report).items.back().share->granted);
     return numbers;
   }
 
-  // All that might be told: each rank's number is kept, raised by one while there is something to grant, or lowered to
-  // what the rank has begun.
+  // All that might be told: each rank's number is kept, raised while there is something to grant, or lowered, at most
+  // to what the rank has begun.
   std::vector<std::vector<int>> Choices() const {
     std::vector<std::vector<int>> choices;
     if (OwnLedger() == nullptr) return choices;
@@ -414,18 +454,17 @@ class World {
     const int begun = LedgerPeer::Begun(ledger, r);
     numbers[r] = held;
     Choose(ledger, r + 1, free, numbers, choices);
-    if (held > begun) {
-      numbers[r] = begun;
-      Choose(ledger, r + 1, free, numbers, choices);
-    }
-    if (free > 0 && held == begun) {
-      numbers[r] = held + 1;
-      Choose(ledger, r + 1, free - 1, numbers, choices);
+    for (numbers[r] = begun; numbers[r] < held; ++numbers[r]) Choose(ledger, r + 1, free, numbers, choices);
+    for (int more = 1; more <= free; ++more) {
+      numbers[r] = held + more;
+      Choose(ledger, r + 1, free - more, numbers, choices);
     }
   }
 
   void Decide(int move) {
     grants_ = coordinator_.grants();
+    Require(!MayMove() || coordinator_.NextDeadline() != kNever || AnyHoldsLess(),
+            "nobody looks again at what may move");
     if (move >= kChoice) {
       const std::vector<int> numbers = Choices().at(static_cast<std::size_t>(move - kChoice));
       LedgerPeer::Undo(*OwnLedger(), ReportedNumbers());
@@ -467,9 +506,13 @@ class World {
     phase_ = Phase::kFinish;
   }
   void Hear(RankState& rank, const MicroBatches& granted) {
-    const Share before = rank.share.share(false);
-    rank.share.Hear(granted);
+    const Share before = rank.share.share(Time(0));
+    if (rank.share.Hear(granted)) {
+      rank.holds_more = false;
+      rank.news = true;
+    }
     coverage_->taken_back += static_cast<int>(granted.size()) < before.granted ? 1 : 0;
+    coverage_->several += static_cast<int>(granted.size()) + 1 < before.granted ? 1 : 0;
     coverage_->kept += static_cast<int>(granted.size()) < before.begun ? 1 : 0;
   }
 
@@ -489,7 +532,7 @@ class World {
     grants_.clear();
     if (std::find(joined_.begin(), joined_.end(), false) == joined_.end()) {
       joined_.assign(joined_.size(), false);
-      for (RankState& each : ranks_) each.wants_join = false, each.flushes = true;
+      for (RankState& each : ranks_) each.wants_join = false, each.flushes = each.news = true;
     }
   }
 
@@ -522,8 +565,9 @@ TEST_P(Sharing, IsSafe) {
   const Exploration result = Explore(World(GetParam().job, coverage));
   EXPECT_EQ(result.violation, "") << result.trace;
   EXPECT_GT(result.ends, 0u);
-  std::printf("%zu states, %zu taken back, %zu kept, %zu unequal, %zu without one, %zu short\n", result.states,
-              coverage.taken_back, coverage.kept, coverage.unequal, coverage.none, coverage.shortened);
+  std::printf("%zu states, %zu taken back, %zu of several, %zu kept, %zu unequal, %zu without one, %zu short\n",
+              result.states, coverage.taken_back, coverage.several, coverage.kept, coverage.unequal, coverage.none,
+              coverage.shortened);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Sharing,

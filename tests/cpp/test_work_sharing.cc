@@ -22,19 +22,20 @@ TEST(OwnShareTest, BeginsWithItsOwn) {
   for (const int expected : {6, 7, 8}) {
     ASSERT_TRUE(share.MayBegin());
     EXPECT_EQ(share.next(), expected);
-    share.Begin();
+    share.Begin(0ms);
   }
   EXPECT_FALSE(share.MayBegin());
   share.Advance();
-  EXPECT_EQ(share.next(), 6) << "the first of its own in the next update";
+  EXPECT_EQ(share.next(), 6);
+  EXPECT_EQ(share.share(0ms), (Share{3, 0})) << "all of its own in the next update";
 }
 
 TEST(OwnShareTest, KeepsWhatHasBegun) {
   OwnShare share(0, 2);
-  share.Begin();
-  share.Begin();
+  share.Begin(0ms);
+  share.Begin(0ms);
   share.Hear({0});
-  EXPECT_EQ(share.share(false), (Share{2, 2, false})) << "the second had begun when it was taken back";
+  EXPECT_EQ(share.share(0ms), (Share{2, 2})) << "the second had begun when it was taken back";
   share.Return();
   EXPECT_EQ(share.next(), 1);
   share.Leave();
@@ -46,69 +47,152 @@ class LedgerTest : public testing::Test {
   static constexpr int kRanks = 3;
 
   std::vector<MicroBatches> Decide() { return ledger_.Decide(std::vector<bool>(kRanks, true), now_); }
-  void Say(Rank rank, int granted, int begun, int done, bool wants = false) {
-    ledger_.Observe(rank, {granted, begun, wants}, done, now_);
+  // What a rank would report that has begun its next micro-batch `age` ago, or has ended its last then and waits.
+  void Say(Rank rank, int granted, int begun, int done, Time age = 0ms) {
+    const bool wants = granted == done && granted > 0;
+    ledger_.Observe(rank, {granted, begun, done * paces_[static_cast<std::size_t>(rank)], age, wants}, done, now_);
   }
-  // All have taken so long for one micro-batch, and have begun the next.
+  // An update in which each rank makes its own two.
   void Learn(std::vector<Time> paces) {
-    const Time start = now_;
-    for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 2, 1, 0);
-    for (Rank rank = 0; rank < kRanks; ++rank) {
-      now_ = start + paces[static_cast<std::size_t>(rank)];
-      Say(rank, 2, 1, 1);
-    }
-    ledger_.Advance(now_);
+    paces_ = std::move(paces);
+    for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 2, 2, 2);
+    ledger_.Advance();
+  }
+  // A micro-batch takes 10 ms. After `time` ranks 0 and 1 have made theirs, and rank 2 is in its first one.
+  void Delay(Time time) {
+    Learn({10ms, 10ms, 10ms});
+    now_ += time;
+    for (Rank rank : {0, 1}) Say(rank, 2, 2, 2, time - 20ms);
+    Say(2, 2, 1, 0, time);
   }
 
   Ledger ledger_{kRanks, 6};
+  std::vector<Time> paces_{0ms, 0ms, 0ms};
   Time now_{1h};
 };
 
-TEST_F(LedgerTest, EveryRankHoldsOneMoreWhileThereAreMany) {
-  for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 1, 1, 0);
-  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{4, 5}));
+TEST_F(LedgerTest, EveryRankHoldsItsWholeShare) {
+  Learn({10ms, 10ms, 10ms});
+  EXPECT_THAT(Decide(), IsEmpty());
+  for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 2, 1, 0);
+  EXPECT_THAT(Decide(), IsEmpty());
+  now_ += 10ms;
+  for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 2, 2, 1);
+  EXPECT_THAT(Decide(), IsEmpty()) << "nothing moves where no rank is slow";
+  EXPECT_EQ(ledger_.NextDeadline(), kNever);
+}
+
+TEST_F(LedgerTest, ASlowRankKeepsWhatItEndsInTime) {
+  Learn({10ms, 10ms, 100ms});
+  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{4}))
+      << "its second is taken back before it begins, and its first shows how fast it is now";
+  for (Rank rank : {0, 1}) Say(rank, 2, 1, 0);
+  Say(2, 1, 1, 0);
+  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3}, MicroBatches{4}))
+      << "rank 0 holds one more before it has ended its own";
   EXPECT_THAT(Decide(), IsEmpty()) << "that is told once";
 }
 
-TEST_F(LedgerTest, TheLastGoToWhoEndsThemFirst) {
+TEST_F(LedgerTest, ARankThatIsFastAgainKeepsItsShareInTheNextUpdate) {
   Learn({10ms, 10ms, 100ms});
-  for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 1, 1, 0);
-  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{4}));
-  now_ += 10ms;
-  for (Rank rank : {0, 1}) Say(rank, 2, 2, 1);
-  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3}, MicroBatches{4}))
-      << "rank 0 takes over what is left of the slow rank";
+  paces_[2] = 10ms;
+  for (int update = 0; update < 8; ++update) {
+    for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 2, 2, 2);
+    ledger_.Advance();
+  }
+  EXPECT_THAT(Decide(), IsEmpty());
+}
+
+TEST_F(LedgerTest, WhoDoesNotBeginItsFirstLosesIt) {
+  Learn({10ms, 10ms, 10ms});
+  for (Rank rank : {0, 1}) Say(rank, 2, 1, 0);
+  Say(2, 2, 0, 0);
+  EXPECT_THAT(Decide(), IsEmpty());
+  now_ += 20ms;
+  for (Rank rank : {0, 1}) Say(rank, 2, 2, 2);
+  Say(2, 2, 0, 0);
+  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{}));
+}
+
+TEST_F(LedgerTest, WhoIsAwayDoesNotGetItsMicroBatchesAgain) {
+  Learn({10ms, 10ms, 10ms});
+  now_ += 1s;
+  for (Rank rank : {0, 1}) Say(rank, 2, 2, 2, 980ms);
+  Say(2, 2, 0, 0);
+  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{}));
+  Say(2, 0, 0, 0);
+  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3, 4}, MicroBatches{}));
+}
+
+TEST_F(LedgerTest, OnePauseMakesNoRankSlow) {
+  Learn({10ms, 10ms, 10s});
+  Learn({10ms, 10ms, 10ms});
+  Learn({10ms, 10ms, 10ms});
+  EXPECT_THAT(Decide(), IsEmpty());
+}
+
+TEST_F(LedgerTest, AReductionMakesNobodyLate) {
+  Learn({10ms, 10ms, 10ms});
+  now_ += 1s;  // meanwhile the ranks take the result of the update before
+  for (Rank rank : {0, 1}) Say(rank, 2, 1, 0);
+  Say(2, 2, 0, 0);
+  EXPECT_THAT(Decide(), IsEmpty());
+}
+
+TEST_F(LedgerTest, ABeginMayBeReportedLate) {
+  Learn({10ms, 10ms, 10ms});
+  now_ += 20ms;
+  for (Rank rank : {0, 1}) Say(rank, 2, 2, 2);
+  Say(2, 2, 0, 0);
+  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{}))
+      << "the others have begun 20 ms ago";
 }
 
 TEST_F(LedgerTest, WhatIsTakenBackIsFreeWhenTheRankHasConfirmed) {
-  for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 1, 1, 0);
-  Decide();
-  Say(2, 2, 1, 0);
-  for (Rank rank : {0, 1}) Say(rank, 2, 2, 2, true);
-  now_ += 1s;  // rank 2 is overdue
+  Delay(20ms);
   EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{4}));
-  EXPECT_NE(ledger_.NextDeadline(), kNever);
-  Say(2, 1, 1, 0);
+  Say(2, 1, 1, 0, 20ms);
   EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3}, MicroBatches{4}));
 }
 
 TEST_F(LedgerTest, WhatHadBegunIsNotGrantedAnew) {
-  for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 1, 1, 0);
-  Decide();
-  Say(2, 2, 1, 0);
-  for (Rank rank : {0, 1}) Say(rank, 2, 2, 2, true);
-  now_ += 1s;
+  Delay(20ms);
   Decide();
   Say(2, 2, 2, 1);
   EXPECT_THAT(Decide(), IsEmpty());
+  EXPECT_EQ(ledger_.NextDeadline(), kNever) << "nothing is left that could move";
+}
+
+TEST_F(LedgerTest, NothingMovesThatWouldEndLater) {
+  Delay(20ms);
+  Decide();
+  now_ += 32ms;
+  Say(2, 1, 1, 0, 52ms);
+  EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3}, MicroBatches{4}))
+      << "so moving takes 32 ms, or 16 on average with 0 before";
+  for (const bool is_forgotten : {false, true}) {
+    for (int update = 0; is_forgotten && update < 100; ++update) ledger_.Advance();
+    ledger_.Advance();
+    Delay(20ms);
+    EXPECT_EQ(Decide().empty(), !is_forgotten) << "rank 2 is expected to end its second in 20 ms";
+    if (is_forgotten) continue;
+    const Time start = now_;
+    const Time next = ledger_.NextDeadline();
+    ASSERT_NE(next, kNever);
+    for (const Time time : {next - 1ms, next + 1ms}) {
+      now_ = time;
+      for (Rank rank : {0, 1}) Say(rank, 2, 2, 2, time - start);
+      Say(2, 2, 1, 0, 20ms + time - start);
+      EXPECT_EQ(Decide().empty(), time < next);
+    }
+    now_ = start;
+  }
 }
 
 TEST_F(LedgerTest, WhoDoesNotComeLosesWhatItHolds) {
   const auto decide = [&] { return ledger_.Decide({true, true, false}, now_); };
-  for (Rank rank : {0, 1}) Say(rank, 1, 1, 1, true);
-  EXPECT_THAT(decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{4}));
-  for (Rank rank : {0, 1}) Say(rank, 2, 2, 2, true);
-  EXPECT_THAT(decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3}, MicroBatches{}));
+  for (Rank rank : {0, 1}) Say(rank, 2, 1, 1);
+  EXPECT_THAT(decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{}));
   Say(2, 0, 0, 0);
   EXPECT_THAT(decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3, 4}, MicroBatches{}));
 }
@@ -154,11 +238,23 @@ TEST(SharedJobTest, NothingIsLostWhereNobodyIsSlow) {
   EXPECT_GT(0.042 / UpdateTime(config), 0.94);
 }
 
+TEST(SharedJobTest, SlowMessagesCostNothingWhereNobodyIsSlow) {
+  std::mt19937 random(1);
+  std::uniform_real_distribution<double> jitter(0, 0.001);
+  SharedJobConfig config = Sharing(8, 8, 50);
+  config.cycle = 0.02;
+  for (double& delay : config.in_own) delay = jitter(random);
+  EXPECT_LT(UpdateTime(config), 0.1 + 1e-9) << "the cycle after the last micro-batch";
+}
+
 TEST(SharedJobTest, EveryMicroBatchIsMadeOnce) {
   SharedJobConfig config = Sharing(3, 4, 3);
-  for (std::size_t i = 0; i < 9; i += 4) config.in_each[i] = 0.1;
-  const SharedJobResult result = SharedJob(config).Run();
-  EXPECT_THAT(result.made, ElementsAre(1, 6, 5, 6, 1, 5, 6, 5, 1));
+  for (std::size_t i = 0; i < 9; i += 4) config.in_each[i] = 0.1;  // one rank of each update is slow
+  const std::vector<int> made = SharedJob(config).Run().made;
+  for (std::size_t update = 0; update < 3; ++update) {
+    EXPECT_EQ(made[3 * update] + made[3 * update + 1] + made[3 * update + 2], 12);
+    EXPECT_EQ(made[4 * update], 1);
+  }
 }
 
 TEST(SharedJobTest, TheBoundIsThatOfTheLongestFirst) {

@@ -44,10 +44,12 @@ bool Closing::Includes(Rank rank) const { return groups.empty() || groups.at(Ind
 
 void Check(const Report& report, int size) {
   const auto is_count = [](int count) { return count >= 0 && count < kMostGradients; };
+  const auto is_time = [](Time time) { return time >= Time(0) && time <= kLongest; };
   for (const auto& item : report.items) {
-    if (!is_count(item.gradients) || !is_count(item.late) || item.age < Time(0) || item.age > kLongest)
+    if (!is_count(item.gradients) || !is_count(item.late) || !is_time(item.age))
       throw std::runtime_error("a report of bucket " + item.bucket + " has numbers that no rank can have");
-    if (item.share && !(is_count(item.share->begun) && is_count(item.share->granted)))
+    if (item.share && !(is_count(item.share->begun) && is_count(item.share->granted) && is_time(item.share->computed) &&
+                        is_time(item.share->age)))
       throw std::runtime_error("a report of bucket " + item.bucket + " has micro-batches that no rank can have");
     if (item.declaration) Check(item.declaration->policy, size);
   }

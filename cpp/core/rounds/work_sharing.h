@@ -2,6 +2,7 @@
 // one (docs/protocol.md, rule 17).
 #pragma once
 
+#include <algorithm>
 #include <tuple>
 #include <vector>
 
@@ -18,13 +19,15 @@ using MicroBatches = std::vector<int>;
 struct Share {
   int granted = 0;     // the number of micro-batches that the rank may begin
   int begun = 0;       // how many of its granted micro-batches the rank has begun
+  Time computed{0};    // how long it took to compute those that have gradients now
+  Time age{0};         // the time since the rank last began or ended a micro-batch
   bool wants = false;  // true if a thread waits to begin another micro-batch
   bool gone = false;   // true if the rank begins no more micro-batches, because its optimizer is gone
 
   template <class Self>
   static auto Fields(Self& self) {
-    return std::make_tuple(Named("granted", self.granted), Named("begun", self.begun), Named("wants", self.wants),
-                           Named("gone", self.gone));
+    return std::make_tuple(Named("granted", self.granted), Named("begun", self.begun), Named("computed", self.computed),
+                           Named("age", self.age), Named("wants", self.wants), Named("gone", self.gone));
   }
 };
 
@@ -32,17 +35,24 @@ struct Share {
 // Not thread-safe: the bucket's lock must be held.
 class OwnShare {
  public:
-  // In the first update each rank makes all micro-batches of its own share, because it must declare its buckets.
   OwnShare(Rank rank, int each);
 
   bool MayBegin() const { return begun_ < granted_.size(); }
   int next() const { return granted_.at(begun_); }
-  void Begin() { ++begun_; }
+  void Begin(Time now) {
+    ++begun_;
+    since_ = now;
+  }
+  // Called when the micro-batch that was begun last has made its gradients.
+  void End(Time now) {
+    computed_ += now - since_;
+    since_ = now;
+  }
   // Gives back the micro-batch that was begun last and has made no gradient. This micro-batch may be begun again.
   void Return() { --begun_; }
   // Takes the coordinator's decision for this update. The rank may get fewer micro-batches than before, but not
-  // fewer than it has begun.
-  void Hear(const MicroBatches& granted);
+  // fewer than it has begun. Returns true if it gets fewer.
+  bool Hear(const MicroBatches& granted);
   // Called when the rank will begin no more micro-batches.
   void Leave() { granted_.resize(begun_); }
   // Called when only `made` micro-batches have gradients, and the others that were begun will get none.
@@ -50,17 +60,21 @@ class OwnShare {
     begun_ = static_cast<std::size_t>(made);
     Leave();
   }
-  // Called when the update is complete. In the next update the rank may begin with the first of its own micro-batches.
+  // Called when the update is complete. In the next update the rank may begin all micro-batches of its own share.
   void Advance();
   int begun() const { return static_cast<int>(begun_); }
-  Share share(bool wants, bool gone = false) const {
-    return {static_cast<int>(granted_.size()), static_cast<int>(begun_), wants, gone};
+  Share share(Time now, bool wants = false, bool gone = false) const {
+    const Time age = std::clamp(now - since_, Time(0), kLongest);
+    return {static_cast<int>(granted_.size()), static_cast<int>(begun_), computed_, age, wants, gone};
   }
 
  private:
   int first_;  // the number of the first micro-batch of this rank's own share; another rank may compute it instead
+  int each_;   // how many micro-batches its own share has
   MicroBatches granted_;
   std::size_t begun_ = 0;
+  Time since_{0};     // when the rank last began or ended a micro-batch
+  Time computed_{0};  // how long the ended micro-batches of this update took
 };
 
 // The coordinator's half of work sharing for one optimizer: which rank may begin which micro-batch. A micro-batch taken
@@ -71,7 +85,7 @@ class Ledger {
 
   // Takes what a rank reports. `done` is its number of micro-batches whose gradients are complete.
   void Observe(Rank rank, const Share& share, int done, Time now);
-  void Advance(Time now);
+  void Advance();
 
   // Returns the micro-batches that each rank may begin. The result is empty if nothing has changed. `comes`: true for
   // each rank that may still begin micro-batches.
@@ -93,22 +107,39 @@ class Ledger {
     int done = 0;
     bool wants = false;
     bool gone = false;
-    Time since{0};  // when the rank last began or ended a micro-batch
-    Time pace{0};   // how long a micro-batch has taken lately; 0 if not known
+    Time computed{0};
+    Time since{0};        // when the rank last began or ended a micro-batch
+    Time asked = kNever;  // since when the rank has been due to get a micro-batch that another rank holds
+    Time pace{0};         // how long a micro-batch has taken lately; 0 if not known
 
     int held() const { return static_cast<int>(granted.size()); }
+    bool idle() const { return done == held(); }  // the rank has made all that it holds
   };
-  // Returns how many micro-batches each rank should hold if all that nobody has begun were dealt out anew.
-  std::vector<int> Wanted(const std::vector<bool>& comes, Time now) const;
-  std::vector<MicroBatches> Tell(const std::vector<int>& wanted);
+  // When the ranks would end what they should hold.
+  struct Plan {
+    std::vector<int> wanted;  // how many micro-batches each rank should hold
+    std::vector<int> keeps;   // how many of them do not move to another rank
+    std::vector<Time> pace;
+    std::vector<Time> end;  // kNever if the rank begins none
+  };
+  Plan PlanAt(const std::vector<bool>& comes, Time now) const;
+  std::vector<MicroBatches> Tell(const std::vector<int>& wanted, Time now);
+  // Returns when moving a micro-batch to an idle rank would pay next, if no rank ends one until then.
+  Time NextMove(const Plan& plan, Time now) const;
   void Grant(std::size_t rank);
-  int Free() const;
-  static Time FreeAt(const State& state, Time pace, Time now);
+  void Mark(int micro_batch, bool taken);
+  int Free() const { return free_; }
+  Time Since(const State& state, Time now) const;
+  Time FreeAt(const State& state, Time pace, Time now) const;
 
   int each_;
   std::vector<State> ranks_;
   std::vector<bool> taken_;  // true for each micro-batch that some rank holds
+  std::vector<int> left_;    // of each rank's own share: how many micro-batches no rank holds
+  int free_ = 0;             // the sum of `left_`
+  Time started_ = kNever;    // when the first micro-batch of this update was begun
   Time deadline_ = kNever;
+  Time latency_{0};  // how long it has taken lately to move a micro-batch to another rank; 0 if not known
 };
 
 }  // namespace horovod_partial
