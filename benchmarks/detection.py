@@ -16,10 +16,7 @@ Precision and recall are by rank and step. Delay: steps from the begin of a slow
 from __future__ import annotations
 
 import statistics
-import subprocess
-import sys
 import time
-from contextlib import ExitStack
 from typing import Any
 
 import harness
@@ -31,7 +28,6 @@ from horovod_partial import _core
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-BUSY = "while True: pass"
 
 
 def truth(name: str, drawn: Floats) -> tuple[Flags, str]:
@@ -113,10 +109,7 @@ def main() -> None:
     parser.add_argument("--scenarios", nargs="*", default=list(scenarios.SCENARIOS), help="by name")
     options = parser.parse_args()
     seeds = list(range(100, 100 + options.seeds))
-    with ExitStack() as stack:
-        for _ in range(options.busy):
-            busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", BUSY]))
-            stack.callback(busy.kill)
+    with harness.busy_processes(options.busy):
         measured = harness.launch(
             measure,
             ranks=options.ranks,

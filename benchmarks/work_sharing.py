@@ -7,7 +7,8 @@ turns in one job, in one order and then in the other. A figure is the median of 
 of delays: none; in each update one random rank is late by as long as its part takes (`random`); one rank takes 3 times as
 long (`steady`); a rank's part of an update takes a factor that is drawn from a log-normal distribution of sigma 0.5
 (`log-normal`); and the demo's factors of 0.25, 0.5, 1 and 2.25 in turn (`rotating`). `--fit` measures `model.fit` of Keras on a backend,
-instead of a loop in PyTorch.
+instead of a loop in PyTorch. `--busy 2` runs two other processes beside the job, which compute all the time. With
+`--computing` a micro-batch computes until its thread has used so much of a processor, and sleeps for its delay only.
 """
 
 from __future__ import annotations
@@ -40,7 +41,16 @@ def delay_factor(kind: str, update: int, rank: int, size: int, passes: int, made
     return 1
 
 
-def update_seconds(kind: str, sync: str, passes: int, updates: int, micro_seconds: float) -> float:
+def work(seconds: float, delay: float, computing: bool) -> None:
+    """Be a micro-batch: sleep, or compute until this thread has used so many seconds of a processor; then sleep for the delay."""
+    if computing:
+        end = time.thread_time() + seconds
+        while time.thread_time() < end:
+            sum(range(2000))
+    time.sleep(delay if computing else seconds + delay)
+
+
+def update_seconds(kind: str, sync: str, passes: int, updates: int, micro_seconds: float, computing: bool) -> float:
     """On every rank: the mean time of an update in a loop of PyTorch."""
     import torch
     from harness import steps_torch
@@ -54,7 +64,8 @@ def update_seconds(kind: str, sync: str, passes: int, updates: int, micro_second
     while update < updates:
         if update >= 0 and start == 0.0:
             start = time.perf_counter()
-        time.sleep(micro_seconds * delay_factor(kind, update + 1, hvd.rank(), hvd.size(), passes, made))
+        factor = delay_factor(kind, update + 1, hvd.rank(), hvd.size(), passes, made)
+        work(micro_seconds, (factor - 1) * micro_seconds, computing)
         weight.sum().backward()
         made += 1
         if sync != "full":
@@ -73,7 +84,9 @@ def update_seconds(kind: str, sync: str, passes: int, updates: int, micro_second
     return seconds
 
 
-def update_seconds_of_fit(kind: str, sync: str, passes: int, updates: int, micro_seconds: float) -> float:
+def update_seconds_of_fit(
+    kind: str, sync: str, passes: int, updates: int, micro_seconds: float, computing: bool
+) -> float:
     """On every rank: the mean time of an update in an epoch of `model.fit`, after an epoch of two updates."""
     import keras
 
@@ -92,7 +105,8 @@ def update_seconds_of_fit(kind: str, sync: str, passes: int, updates: int, micro
             update = optimizer.rounds
             self.made = self.made + 1 if update == self.update else 0
             self.update = update
-            time.sleep(micro_seconds * delay_factor(kind, update, hvd.rank(), hvd.size(), passes, self.made))
+            factor = delay_factor(kind, update, hvd.rank(), hvd.size(), passes, self.made)
+            work(micro_seconds, (factor - 1) * micro_seconds, computing)
 
     def fit(updates: int) -> float:
         samples = np.zeros((updates * passes * (1 if sync == "full" else hvd.size()), side), "float32")
@@ -109,7 +123,13 @@ def update_seconds_of_fit(kind: str, sync: str, passes: int, updates: int, micro
 
 
 def measure(
-    kinds: list[str], passes: list[int], updates: int, pairs: int, micro_seconds: float, fit: str | None
+    kinds: list[str],
+    passes: list[int],
+    updates: int,
+    pairs: int,
+    micro_seconds: float,
+    computing: bool,
+    fit: str | None,
 ) -> Iterator[dict[str, Any]]:
     """On every rank: by kind of delay, number of passes and policy the times of an update so far, in seconds."""
     hvd = importlib.import_module("horovod_partial.torch" if fit is None else "horovod_partial.keras")
@@ -121,7 +141,7 @@ def measure(
             for each in passes:
                 harness.progress(f"pair {pair}, {kind}, {each} passes", pair, pairs)
                 for sync in harness.in_turn(("full", "work_sharing"), pair):
-                    own = seconds(kind, sync, each, updates, micro_seconds)
+                    own = seconds(kind, sync, each, updates, micro_seconds, computing)
                     times[kind][str(each)][sync].append(float(np.mean(hvd.allgather_object(own))))
         yield times
 
@@ -133,22 +153,27 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=25, help="of a run")
     parser.add_argument("--pairs", type=int, default=20, help="runs of each policy")
     parser.add_argument("--micro-ms", type=float, default=10.0, help="milliseconds of a micro-batch")
+    parser.add_argument("--computing", action="store_true", help="in place of sleeping")
+    parser.add_argument("--busy", type=int, default=0, help="processes that compute beside the job")
     parser.add_argument("--fit", choices=("tensorflow", "torch"), help="Keras's backend, to measure its `fit`")
     options = parser.parse_args()
     job = {"ranks": options.ranks, "transport": options.transport}
+    beside = {"busy_processes": options.busy}
     load = {
         "kinds": options.kinds,
         "passes": options.passes,
         "updates": options.updates,
         "pairs": options.pairs,
         "micro_seconds": options.micro_ms / 1e3,
+        "computing": options.computing,
         "fit": options.fit,
     }
     of_keras = {"framework": options.fit, "environment": {"KERAS_BACKEND": options.fit}} if options.fit else {}
     write = lambda times: harness.write_json(
-        options.json, {**job, **load, "seconds": times, "figures": figures_of(times)}
+        options.json, {**job, **beside, **load, "seconds": times, "figures": figures_of(times)}
     )
-    times = harness.launch(measure, **job, **load, **of_keras, on_result=write)
+    with harness.busy_processes(options.busy):
+        times = harness.launch(measure, **job, **load, **of_keras, on_result=write)
     shown = lambda of: f"{of['ratio']:.2f} ({of['least']:.2f} to {of['largest']:.2f})"
     harness.print_table(
         f"Time of an update under Full over that under WorkSharing, {options.ranks} ranks over {options.transport}",

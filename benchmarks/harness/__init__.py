@@ -2,7 +2,7 @@
 
 from harness.alternating import alternate, in_turn
 from harness.delays import Delays, Floors, LinearSkew, RandomVictims, Rotating, SlowRank
-from harness.launch import Framework, LaunchError, Transport, default_transport, launch
+from harness.launch import Framework, LaunchError, Transport, busy_processes, default_transport, launch
 from harness.progress import progress
 from harness.report import arguments, origin, print_table, write_json
 from harness.seeds import ahead_in_time, deviation, standard_error
@@ -20,6 +20,7 @@ __all__ = [
     "ahead_in_time",
     "alternate",
     "arguments",
+    "busy_processes",
     "default_transport",
     "deviation",
     "in_turn",

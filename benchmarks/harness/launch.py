@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -155,3 +156,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(grace)
         except subprocess.TimeoutExpired:
             continue
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Context with so many other processes that compute all the time."""
+    with ExitStack() as stack:
+        for _ in range(count):
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(process.kill)
+        yield
