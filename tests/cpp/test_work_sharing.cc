@@ -155,6 +155,19 @@ TEST_F(LedgerTest, WhatIsTakenBackIsFreeWhenTheRankHasConfirmed) {
   EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1, 5}, MicroBatches{2, 3}, MicroBatches{4}));
 }
 
+TEST_F(LedgerTest, AfterAMoveItDecidesBeforeRanksAreIdle) {
+  Delay(20ms);
+  Decide();
+  Say(2, 1, 1, 0, 20ms);
+  Decide();
+  for (const bool has_moved : {true, false}) {
+    ledger_.Advance();
+    for (Rank rank = 0; rank < kRanks; ++rank) Say(rank, 2, 1, 0);
+    EXPECT_THAT(Decide(), IsEmpty());
+    EXPECT_EQ(ledger_.NextDeadline(), has_moved ? now_ + 10ms : kNever) << "then each begins its last one";
+  }
+}
+
 TEST_F(LedgerTest, WhatHadBegunIsNotGrantedAnew) {
   Delay(20ms);
   Decide();

@@ -76,6 +76,7 @@ void Ledger::Advance() {
   std::fill(left_.begin(), left_.end(), each_);
   free_ = static_cast<int>(taken_.size());
   latency_ -= latency_ / kForgotten;
+  looks_ahead_ = std::exchange(moves_, false);
   started_ = kNever;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     State& state = ranks_[i];
@@ -162,9 +163,13 @@ Ledger::Plan Ledger::PlanAt(const std::vector<bool>& comes, Time now) const {
 
 Time Ledger::NextMove(const Plan& plan, Time now) const {
   Time least = kNever;  // how long a micro-batch takes to move to the fastest idle rank, and there
-  for (std::size_t i = 0; i < ranks_.size(); ++i)
-    if (plan.end[i] != kNever && ranks_[i].idle()) least = std::min(least, 2 * latency_ + plan.pace[i]);
   Time next = kNever;
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    if (plan.end[i] == kNever) continue;
+    if (ranks_[i].idle()) least = std::min(least, 2 * latency_ + plan.pace[i]);
+    // What a rank gets while it makes its last micro-batch, it begins without a wait.
+    if (looks_ahead_ && ranks_[i].held() > ranks_[i].begun) next = std::min(next, plan.end[i] - plan.pace[i]);
+  }
   for (std::size_t i = 0; i < ranks_.size() && least != kNever; ++i) {
     const State& state = ranks_[i];
     const int rest = state.held() - state.begun;
@@ -182,6 +187,7 @@ std::vector<MicroBatches> Ledger::Tell(const std::vector<int>& wanted, Time now)
     for (std::size_t i = 0; i < ranks_.size(); ++i)
       while ((ranks_[i].idle() || !idle) && wanted[i] > ranks_[i].held() && Free() > 0) {
         Grant(i);
+        moves_ = true;
         if (const Time asked = std::exchange(ranks_[i].asked, kNever); asked != kNever)
           latency_ = (latency_ + std::min(now - asked, kLongestLatency)) / 2;
       }

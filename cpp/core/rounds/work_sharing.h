@@ -134,10 +134,12 @@ class Ledger {
 
   int each_;
   std::vector<State> ranks_;
-  std::vector<bool> taken_;  // true for each micro-batch that some rank holds
-  std::vector<int> left_;    // of each rank's own share: how many micro-batches no rank holds
-  int free_ = 0;             // the sum of `left_`
-  Time started_ = kNever;    // when the first micro-batch of this update was begun
+  std::vector<bool> taken_;   // true for each micro-batch that some rank holds
+  std::vector<int> left_;     // of each rank's own share: how many micro-batches no rank holds
+  int free_ = 0;              // the sum of `left_`
+  bool moves_ = false;        // true if a micro-batch has moved in this update
+  bool looks_ahead_ = false;  // true if one has moved in the update before
+  Time started_ = kNever;     // when the first micro-batch of this update was begun
   Time deadline_ = kNever;
   Time latency_{0};  // how long it has taken lately to move a micro-batch to another rank; 0 if not known
 };
