@@ -41,13 +41,13 @@ def delay_factor(kind: str, update: int, rank: int, size: int, passes: int, made
     return 1
 
 
-def work(seconds: float, delay: float, computing: bool) -> None:
-    """Be a micro-batch: sleep, or compute until this thread has used so many seconds of a processor; then sleep for the delay."""
-    if computing:
-        end = time.thread_time() + seconds
-        while time.thread_time() < end:
-            sum(range(2000))
-    time.sleep(delay if computing else seconds + delay)
+def work(seconds: float, factor: float, computing: bool) -> None:
+    """Be a micro-batch, `factor` times as long as usual: sleep, or compute for the usual time at most, and sleep for the rest."""
+    computed = seconds * min(factor, 1.0) if computing else 0.0  # by this thread, of a processor's time
+    end = time.thread_time() + computed
+    while time.thread_time() < end:
+        sum(range(2000))
+    time.sleep(seconds * factor - computed)
 
 
 def update_seconds(kind: str, sync: str, passes: int, updates: int, micro_seconds: float, computing: bool) -> float:
@@ -65,7 +65,7 @@ def update_seconds(kind: str, sync: str, passes: int, updates: int, micro_second
         if update >= 0 and start == 0.0:
             start = time.perf_counter()
         factor = delay_factor(kind, update + 1, hvd.rank(), hvd.size(), passes, made)
-        work(micro_seconds, (factor - 1) * micro_seconds, computing)
+        work(micro_seconds, factor, computing)
         weight.sum().backward()
         made += 1
         if sync != "full":
@@ -106,7 +106,7 @@ def update_seconds_of_fit(
             self.made = self.made + 1 if update == self.update else 0
             self.update = update
             factor = delay_factor(kind, update, hvd.rank(), hvd.size(), passes, self.made)
-            work(micro_seconds, (factor - 1) * micro_seconds, computing)
+            work(micro_seconds, factor, computing)
 
     def fit(updates: int) -> float:
         samples = np.zeros((updates * passes * (1 if sync == "full" else hvd.size()), side), "float32")

@@ -385,13 +385,18 @@ def test_steps_within_an_update(world: World, sync: str, kind: str) -> None:
     assert kind == "overflow" or optimizer.rounds == 2
 
 
+def one_weight(sync: str) -> tuple[torch.nn.Parameter, Any]:
+    """A weight of 0, and an optimizer of updates of two passes, whose `step` comes after each."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    return weight, hvd.DistributedOptimizer(
+        torch.optim.SGD([weight], lr=1.0), backward_passes_per_step=2, sync=sync, step_each_pass=True
+    )
+
+
 @alone
 @pytest.mark.parametrize("sync", ["full", "quorum:1.0"])
 def test_a_step_that_fails_ends_its_update(world: World, sync: str) -> None:
-    weight = torch.nn.Parameter(torch.zeros(1))
-    optimizer: Any = hvd.DistributedOptimizer(
-        torch.optim.SGD([weight], lr=1.0), backward_passes_per_step=2, sync=sync, step_each_pass=True
-    )
+    weight, optimizer = one_weight(sync)
 
     def fail(optimizer: Any) -> None:
         raise OSError("a round hook fails")
@@ -413,10 +418,7 @@ def test_a_step_that_fails_ends_its_update(world: World, sync: str) -> None:
 @alone
 @pytest.mark.parametrize("sync", ["full", "quorum:1.0"])
 def test_a_loaded_state_begins_an_update(world: World, sync: str) -> None:
-    weight = torch.nn.Parameter(torch.zeros(1))
-    optimizer: Any = hvd.DistributedOptimizer(
-        torch.optim.SGD([weight], lr=1.0), backward_passes_per_step=2, sync=sync, step_each_pass=True
-    )
+    weight, optimizer = one_weight(sync)
     weight.sum().backward()
     optimizer.step()
     assert optimizer.ends_update

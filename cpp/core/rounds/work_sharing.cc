@@ -113,12 +113,17 @@ Time Ledger::Since(const State& state, Time now) const {
   return state.begun > 0 ? state.since : std::min(started_, now);
 }
 
+// Returns when a rank is due to be free, by its pace alone.
+Time Ledger::Due(const State& state, Time pace, Time now) const {
+  return Since(state, now) + (state.begun > state.done ? pace : Time(0));
+}
+
 // Returns when a rank will be free again. An overdue rank is expected to need as long again as it is overdue. So is a
 // rank that could begin a micro-batch and does not: it may evaluate, or save a checkpoint.
 Time Ledger::FreeAt(const State& state, Time pace, Time now) const {
   if (state.wants && state.idle()) return now;
-  const Time expected = Since(state, now) + (state.begun > state.done ? pace : Time(0));
-  return std::max(expected, now + (now - expected));
+  const Time due = Due(state, pace, now);
+  return std::max(due, now + (now - due));
 }
 
 Ledger::Plan Ledger::PlanAt(const std::vector<bool>& comes, Time now) const {
@@ -137,7 +142,7 @@ Ledger::Plan Ledger::PlanAt(const std::vector<bool>& comes, Time now) const {
     plan.keeps[i] = state.begun;
     plan.pace[i] = state.pace > Time(0) ? state.pace : mean;
     if (!comes[i] || state.gone) continue;
-    plan.end[i] = FreeAt(state, plan.pace[i], now) + (state.held() - state.begun) * plan.pace[i];
+    plan.end[i] = FreeAt(state, plan.pace[i], now) + state.unbegun() * plan.pace[i];
     // A rank keeps its first micro-batch, unless it is late. Otherwise nobody would see that a slow rank is fast again.
     if (state.begun == 0 && now - Since(state, now) <= plan.pace[i]) plan.keeps[i] = 1;
   }
@@ -168,15 +173,14 @@ Time Ledger::NextMove(const Plan& plan, Time now) const {
     if (plan.end[i] == kNever) continue;
     if (ranks_[i].idle()) least = std::min(least, 2 * latency_ + plan.pace[i]);
     // What a rank gets while it makes its last micro-batch, it begins without a wait.
-    if (looks_ahead_ && ranks_[i].held() > ranks_[i].begun) next = std::min(next, plan.end[i] - plan.pace[i]);
+    if (looks_ahead_ && ranks_[i].unbegun() > 0) next = std::min(next, plan.end[i] - plan.pace[i]);
   }
   for (std::size_t i = 0; i < ranks_.size() && least != kNever; ++i) {
     const State& state = ranks_[i];
-    const int rest = state.held() - state.begun;
-    // When the rank is due to end its micro-batch. Later, the end of all that it holds is expected to come later by
-    // twice the time that passes.
-    const Time due = Since(state, now) + (state.begun > state.done ? plan.pace[i] : Time(0));
-    if (state.held() > plan.keeps[i]) next = std::min(next, std::max(due, due + least - rest * plan.pace[i]));
+    // After `due`, the end of all that the rank holds is expected to come later by twice the time that passes.
+    const Time due = Due(state, plan.pace[i], now);
+    if (state.held() > plan.keeps[i])
+      next = std::min(next, std::max(due, due + least - state.unbegun() * plan.pace[i]));
     if (plan.keeps[i] > state.begun) next = std::min(next, due + plan.pace[i]);  // then the rank may lose its first
   }
   return next == kNever ? kNever : std::max(next, now + kLookAgain);

@@ -113,7 +113,8 @@ class Ledger {
     Time pace{0};         // how long a micro-batch has taken lately; 0 if not known
 
     int held() const { return static_cast<int>(granted.size()); }
-    bool idle() const { return done == held(); }  // the rank has made all that it holds
+    int unbegun() const { return held() - begun; }  // how many it holds and has not begun
+    bool idle() const { return done == held(); }    // the rank has made all that it holds
   };
   // When the ranks would end what they should hold.
   struct Plan {
@@ -124,12 +125,14 @@ class Ledger {
   };
   Plan PlanAt(const std::vector<bool>& comes, Time now) const;
   std::vector<MicroBatches> Tell(const std::vector<int>& wanted, Time now);
-  // Returns when moving a micro-batch to an idle rank would pay next, if no rank ends one until then.
+  // Returns when moving a micro-batch to an idle rank would pay next, if no rank ends one until then. If one has moved
+  // in the update before, returns at the latest when a rank should begin the last one that it holds.
   Time NextMove(const Plan& plan, Time now) const;
   void Grant(std::size_t rank);
   void Mark(int micro_batch, bool taken);
   int Free() const { return free_; }
   Time Since(const State& state, Time now) const;
+  Time Due(const State& state, Time pace, Time now) const;
   Time FreeAt(const State& state, Time pace, Time now) const;
 
   int each_;
