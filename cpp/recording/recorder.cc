@@ -1,13 +1,16 @@
 #include "recording/recorder.h"
 
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <climits>
 #include <cstdio>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <stdexcept>
+#include <system_error>
 
 namespace horovod_partial::recording {
 namespace {
@@ -61,8 +64,8 @@ void Recorder::Begin(const std::string& directory, std::size_t most_bytes) {
     begun_ = Now();
     wall_ = std::chrono::system_clock::now().time_since_epoch();
     ending_ = false;
-    AddProcessorTime();
   }
+  AddProcessorTime();
   // Segments calls this function for the first lines of each file, on this or the writing thread, without `mutex_`.
   segments_ = std::make_unique<Segments>(directory + '/' + NameOfRun(run_), "rank-" + std::to_string(origin_.rank),
                                          most_bytes, [this](int segment) {
@@ -108,7 +111,9 @@ void Recorder::WriteEverySecond() {
   try {
     for (bool more = true; more;) {
       more = !ends_.wait_for(lock, kInterval, [this] { return ending_; });
+      lock.unlock();
       AddProcessorTime();
+      lock.lock();
       const std::string lines = TakeLines();
       lock.unlock();
       segments_->Write(lines);
@@ -120,14 +125,32 @@ void Recorder::WriteEverySecond() {
   }
 }
 
-// Adds how long the main thread has run, and how long it has waited for a processor, if Linux tells.
+// Adds for how long the threads of this process have run, and for how long they have waited for a processor, if Linux
+// tells. Horovod's background thread does not count. With some libraries it polls, and so it waits for a processor
+// although the rank has nothing to do. Reading takes about 10 us for each thread, so the caller must not hold `mutex_`.
 void Recorder::AddProcessorTime() {
-  std::ifstream file("/proc/self/schedstat");  // in nanoseconds; about the main thread, whichever thread reads the file
-  std::int64_t ran = 0, waited = 0;
-  if (file >> ran >> waited) processor_.Add(Micros(Now()), ran / 1000, waited / 1000);
+  const std::string polling = std::to_string(polling_);
+  std::map<std::string, ProcessorTime> threads;
+  std::error_code none;
+  std::filesystem::directory_iterator thread("/proc/self/task", none);
+  for (; thread != std::filesystem::directory_iterator(); thread.increment(none)) {
+    const std::string number = thread->path().filename().string();
+    std::ifstream file(thread->path() / "schedstat");
+    ProcessorTime now;
+    if (number == polling || !(file >> now.ran >> now.waited)) continue;
+    ProcessorTime& before = threads_[number];
+    if (now.ran < before.ran) before = {};  // the thread has ended, and another one has its number
+    processor_time_.ran += now.ran - before.ran;
+    processor_time_.waited += now.waited - before.waited;
+    threads[number] = now;
+  }
+  threads_ = std::move(threads);
+  if (threads_.empty()) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  processor_.Add(Micros(Now()), processor_time_.ran / 1000, processor_time_.waited / 1000);
 }
 
-// AddProcessorTime, TakeLines, TimerOf, AddStep, Header, Micros and NumberOf are called with `mutex_` held.
+// TakeLines, TimerOf, AddStep, Header, Micros and NumberOf are called with `mutex_` held.
 std::string Recorder::TakeLines() {
   const std::string buckets = buckets_.TakeLine();
   known_buckets_ += buckets;
@@ -212,6 +235,7 @@ void Recorder::Handed(Time time) {
 
 void Recorder::Reduced(const Reduction& reduction) {
   if (!on()) return;
+  polling_ = syscall(SYS_gettid);  // only Horovod's background thread calls this function
   std::lock_guard<std::mutex> lock(mutex_);
   if (reduction.names != nullptr) {  // for the timer, these tensors arrived at `seen_`, and their result comes now
     StepTimer& timer = TimerOf(std::nullopt);

@@ -96,6 +96,12 @@ class Recorder : private NonCopyable {
   void Decided(const BucketLabel& bucket, const DecidedRound& round);
 
  private:
+  // How long threads have run, and how long they have waited for a processor, in nanoseconds.
+  struct ProcessorTime {
+    std::int64_t ran = 0;
+    std::int64_t waited = 0;
+  };
+
   std::int64_t Micros(Time time) const;
   std::int64_t NumberOf(const BucketLabel& bucket);
   std::string Header(int segment) const;
@@ -110,11 +116,15 @@ class Recorder : private NonCopyable {
   std::int64_t run_ = 0;
   std::atomic<bool> records_{false};
   std::atomic<bool> watches_{false};
+  std::atomic<long> polling_{0};  // the number of Horovod's background thread; 0 before the first reduction
 
   std::mutex life_mutex_;  // this mutex guards the members below: one thread at a time begins or ends a recording
   std::thread thread_;
   std::atomic<pid_t> process_{0};       // the process in which the writing thread runs
-  std::unique_ptr<Segments> segments_;  // the recording's files; while `thread_` runs, only that thread uses the files
+  // While `thread_` runs, only that thread uses these members.
+  std::unique_ptr<Segments> segments_;           // the recording's files
+  std::map<std::string, ProcessorTime> threads_;  // each thread of the process, as last read, by its number
+  ProcessorTime processor_time_;                  // the sum over all threads, also those that have ended
 
   std::mutex mutex_;  // guards the members below; may be taken under a bucket's lock, and no lock may be taken under it
   std::condition_variable ends_;

@@ -6,8 +6,10 @@
 
 #include <atomic>
 #include <csignal>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <map>
 #include <sstream>
 #include <string>
@@ -23,8 +25,10 @@ namespace {
 
 using namespace std::chrono_literals;
 using testing::AllOf;
+using testing::Ge;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Lt;
 using testing::Not;
 using testing::SizeIs;
 using testing::StartsWith;
@@ -152,6 +156,78 @@ TEST_F(RecorderTest, WritesEachTable) {
                 "\"reason\":[\"quorum\"],\"quorum\":[1],\"gradients\":[5],\"missing\":[[0,3]],\"delivered\":[[3]]}\n"),
             HasSubstr("{\"table\":\"end\",\"time\":[")));
   EXPECT_THAT(complaints_, IsEmpty());
+}
+
+// A thread that uses 200 ms of a processor's time, and ends when it is told to.
+class Worker {
+ public:
+  template <class First>
+  explicit Worker(First first)
+      : thread_([this, first] {
+          first();
+          timespec used{};
+          while (used.tv_sec == 0 && used.tv_nsec < 200'000'000) clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+          done_.set_value();
+          end_.get_future().wait();
+        }) {
+    done_.get_future().wait();
+  }
+  void End() {
+    end_.set_value();
+    thread_.join();
+  }
+
+ private:
+  std::promise<void> done_, end_;
+  std::thread thread_;  // the last member, because it uses the others
+};
+
+class ProcessorTimeTest : public RecorderTest {
+ protected:
+  void SetUp() override {
+    RecorderTest::SetUp();
+    if (!std::ifstream("/proc/self/task/" + std::to_string(getpid()) + "/schedstat"))
+      GTEST_SKIP() << "this Linux does not tell for how long threads wait for a processor";
+  }
+  // For how long threads ran during the recording, in microseconds.
+  std::int64_t Ran() const {
+    std::vector<std::int64_t> ran;
+    std::istringstream lines(Text());
+    for (std::string line; std::getline(lines, line);) {
+      if (line.rfind("{\"table\":\"processor\"", 0) != 0) continue;
+      std::istringstream numbers(line.substr(line.find("\"ran\":[") + 7));
+      char separator = ',';
+      for (std::int64_t number; separator == ',' && numbers >> number >> separator;) ran.push_back(number);
+    }
+    EXPECT_GE(ran.size(), 2U);
+    return ran.back() - ran.front();
+  }
+};
+
+TEST_F(ProcessorTimeTest, IsThatOfAllThreads) {
+  recorder_.Begin(folder_, kPlenty);
+  Worker worker([] {});
+  recorder_.End();
+  worker.End();
+  EXPECT_GE(Ran(), 200'000);
+}
+
+TEST_F(ProcessorTimeTest, OfAThreadThatEndsStaysInTheSum) {
+  Worker worker([] {});
+  Worker lasting([] {});
+  recorder_.Begin(folder_, kPlenty);
+  worker.End();
+  recorder_.End();
+  lasting.End();
+  EXPECT_THAT(Ran(), AllOf(Ge(0), Lt(200'000)));
+}
+
+TEST_F(ProcessorTimeTest, OfHorovodsThreadDoesNotCount) {
+  recorder_.Begin(folder_, kPlenty);
+  Worker worker([this] { recorder_.Reduced({0, 0, nullptr, Now(), Now(), 8, true}); });
+  recorder_.End();
+  worker.End();
+  EXPECT_LT(Ran(), 200'000);
 }
 
 TEST_F(RecorderTest, ReportsAreOfTheStepsWithMostBytes) {
