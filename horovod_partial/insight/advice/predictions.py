@@ -1,8 +1,9 @@
-"""Predicts how fast a recorded job would be under each policy, by running its compute times through the simulator."""
+"""Predicts how long a recorded job would take under each policy, by running its compute times through the simulator."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +19,10 @@ Floats = NDArray[np.float64]
 
 # Predictions resample a job's steps. To take only seconds, all resamples together have this many micro-batches at most.
 _MOST_SIMULATED = 5_000_000
+_A_MEETING = 300  # a step before which all ranks meet makes a simulation as much longer as this many micro-batches
 _MOST_SHARED = 300_000  # to save time, work sharing is simulated for the first steps, up to this many micro-batches
 _MOST_RESAMPLES = 50
-_LEAST_RESAMPLES = 20  # with fewer resamples, no bounds of the predicted steps per second are computed
+_LEAST_RESAMPLES = 20  # with fewer resamples, no bounds of the predicted time are computed
 PASSES = (2, 4, 8, 16)  # the numbers of micro-batches per step and rank for which work sharing is predicted
 _LEAST_BLOCKS = 10  # a resample of a job's steps consists of at least this many blocks of successive steps
 _HALVINGS = 10  # the number of bisections by which `price_of_a_split` finds its result
@@ -32,23 +34,32 @@ class Prediction:
     """The prediction for a job under one policy.
 
     `policy` is the policy's text, for `HOROVOD_PARTIAL_SYNC`. With `work_sharing`, `passes` is the number of
-    micro-batches of a step for each rank (`backward_passes_per_step`); otherwise 1. `rate` is how many steps a rank
-    takes in a second, on average. `interval` contains the middle 95 % of the rates of resampled steps; NaN if the job
-    is too large for enough resamples. `late` is the share of late contributions, 0 to 1. `staleness` is the mean over
-    contributions. `staleness_95` is the 95th percentile over contributions with a staleness above 0, or 0.
+    micro-batches of a step for each rank (`backward_passes_per_step`); otherwise 1. `batches` says how other batches
+    than the recorded ones were shared out; empty for the recorded ones.
+
+    `seconds` is the time until the last rank has taken all of its steps, divided by the number of its steps. `interval`
+    contains the middle 95 % of this value for resampled steps; NaN if the job is too large for enough resamples. `rate`
+    is how many steps a rank takes in a second, on average over the ranks, while none has ended. If the program counts
+    rounds in place of the steps of each rank, `seconds` is 1 / `rate`.
+
+    `late` is the share of late contributions, 0 to 1. `staleness` is the mean over contributions. `staleness_95` is the
+    95th percentile over contributions with a staleness above 0, or 0.
     """
 
     policy: str
     passes: int
-    rate: float
+    seconds: float
     interval: tuple[float, float]
+    rate: float
     late: float
     staleness: float
     staleness_95: float
+    batches: str = ""
 
     def __str__(self) -> str:
-        """Return the policy's text, and the number of micro-batches if there are several."""
-        return f"{self.policy}, K = {self.passes}" if self.passes > 1 else self.policy
+        """Return the policy's text, the number of micro-batches if there are several, and how batches were shared out."""
+        policy = f"{self.policy}, K = {self.passes}" if self.passes > 1 else self.policy
+        return f"{policy}, {self.batches}" if self.batches else policy
 
 
 def gradient_policies(ranks: int) -> dict[str, int]:
@@ -88,8 +99,10 @@ def predict(
     passes: int = 1,
     split: float = 0.0,
     of_samples: bool = False,
+    meets: NDArray[np.bool_] | None = None,
+    rounds: bool = False,
 ) -> list[Prediction]:
-    """Predict how fast a job would be under each policy, by running its compute times through the simulator.
+    """Predict how long a job would take under each policy, by running its compute times through the simulator.
 
     The whole time of a reduction counts as time to move bytes. A group of k of P ranks takes (k - 1) P / (k (P - 1)) of
     this time, same as in a ring. Intervals come from blocks of steps that are drawn with replacement. All ranks and
@@ -100,40 +113,66 @@ def predict(
     `split` seconds longer than 1 / `passes` of the step's compute time. With `of_samples`, a micro-batch takes the same
     time on every rank, because its samples decide how long it takes. Otherwise a rank that is slow in a step is slow
     for all its micro-batches.
+
+    `meets`, of the shape (steps,), is True for steps before which all ranks meet under every policy, as in an average
+    of a metric; None for no such steps. Each rank takes all steps of `compute`, and the slowest rank comes to its end
+    last. If `rounds`, the program counts rounds, and so fast ranks take steps of slow ones.
     """
     if passes > 1:
         compute = _first_steps(compute, passes)
     steps, ranks = compute.shape
+    meets = np.zeros(steps, bool) if meets is None else meets[:steps]
     most = _MOST_RESAMPLES if passes == 1 else _LEAST_RESAMPLES  # fewer resamples: simulating micro-batches is slow
-    resamples = min(most, _MOST_SIMULATED // max(1, steps * ranks * passes * len(policies)))
+    each = steps * ranks * passes + _A_MEETING * np.count_nonzero(meets)
+    resamples = min(most, _MOST_SIMULATED // max(1, each * len(policies)))
     drawn = _blocks(steps, resamples if resamples >= _LEAST_RESAMPLES else 0)
     predictions = []
     for policy in policies:
         run = partial(_run, reduction=reduction, policy=policy, passes=passes, split=split, of_samples=of_samples)
-        result = run(compute)
-        rates = [1 / run(compute[rows]).iteration_time for rows in drawn]
-        rate = 1 / result.iteration_time
-        low, high = np.quantile(rates, [0.025, 0.975]).tolist() if rates else (math.nan, math.nan)
-        missed = {rounds: count for rounds, count in result.staleness_histogram.items() if rounds > 0}
-        values = np.repeat(list(missed), list(missed.values()))
-        of_stale = float(np.quantile(values, 0.95, method="higher")) if len(values) else 0.0
-        predictions.append(Prediction(policy, passes, rate, (low, high), result.late, result.staleness, of_stale))
+        results = [run(stretch) for stretch in _stretches(compute, meets)]
+        drawn_seconds = [
+            _seconds([run(stretch) for stretch in _stretches(compute[rows], meets[rows])], rounds) for rows in drawn
+        ]
+        low, high = np.quantile(drawn_seconds, [0.025, 0.975]).tolist() if drawn else (math.nan, math.nan)
+        lengths = [len(result.ends) for result in results]
+        late = float(np.average([result.late for result in results], weights=lengths))
+        stale = sum((Counter(result.staleness_histogram) for result in results), Counter())
+        values = np.repeat(*np.array(list(stale.items()), dtype=np.int64).reshape(-1, 2).T)
+        missed = values[values > 0]
+        of_stale = float(np.quantile(missed, 0.95, method="higher")) if len(missed) else 0.0
+        staleness = float(values.mean()) if len(values) else 0.0
+        seconds, rate = _seconds(results, rounds), 1 / _seconds(results, rounds=True)
+        predictions.append(Prediction(policy, passes, seconds, (low, high), rate, late, staleness, of_stale))
     return predictions
 
 
-def price_of_a_split(compute: Floats, reduction: float, shared: Prediction, rate: float, *, of_samples: bool) -> float:
+def price_of_a_split(
+    compute: Floats, reduction: float, shared: Prediction, seconds: float, *, of_samples: bool
+) -> float:
     """Return how many seconds longer than its part of the step's compute time a micro-batch may take.
 
-    If each micro-batch takes this much longer, the job makes `rate` steps per second under work sharing. `shared` is
-    the prediction for `work_sharing`, whose rate is above `rate`. The other arguments are those of `predict`.
+    If each micro-batch takes this much longer, a step takes `seconds` under work sharing. `shared` is the prediction for
+    `work_sharing`, whose `seconds` are fewer. The other arguments are those of `predict`.
     """
     compute = _first_steps(compute, shared.passes)
-    low, high = 0.0, 1 / (rate * shared.passes)  # `high` is the whole time of a micro-batch, at `rate` steps per second
+    low, high = 0.0, seconds / shared.passes  # `high` is the whole time of a micro-batch, if a step takes `seconds`
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         result = _run(compute, reduction, shared.policy, passes=shared.passes, of_samples=of_samples, split=middle)
-        low, high = (middle, high) if 1 / result.iteration_time > rate else (low, middle)
+        low, high = (middle, high) if result.iteration_time < seconds else (low, middle)
     return low
+
+
+def _stretches(compute: Floats, meets: NDArray[np.bool_]) -> list[Floats]:
+    """Cut compute times before each step of `meets`."""
+    return [stretch for stretch in np.split(compute, np.flatnonzero(meets)) if len(stretch)]
+
+
+def _seconds(results: list[Result], rounds: bool) -> float:
+    """Return the seconds of a step, over all stretches: by the slowest rank, or if `rounds`, by the mean of the ranks' rates."""
+    ends = np.array([result.ends[-1] for result in results])
+    taken = 1 / (1 / ends).mean(axis=1) if rounds else ends.max(axis=1)
+    return float(taken.sum()) / sum(len(result.ends) for result in results)
 
 
 def _run(compute: Floats, reduction: float, policy: str, *, passes: int, split: float, of_samples: bool) -> Result:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,11 @@ from horovod_partial.insight.advice.predictions import (
     seconds_behind_the_last,
 )
 from horovod_partial.insight.recording import Clocks, JobSteps, Recording
-from horovod_partial.insight.recording.steps import share_with_other_waits
+from horovod_partial.insight.recording.steps import other_waits
 from horovod_partial.insight.report import slowness
 from horovod_partial.insight.report.slowness import Slowness
 
-# A policy counts as equally fast as the fastest one if it makes at least this share of the fastest's steps per second.
+# A policy counts as equally fast as the fastest one if it is at least this share as fast.
 # Among equally fast policies, the advice recommends the policy with the fewest late gradients.
 NEAR = 0.97
 _MARGIN = f"{100 * (1 - NEAR):.0f} %"
@@ -36,8 +36,8 @@ LEAST_QUORUM = {"sgd": 0.0, "adam": 0.75, "adamw": 0.75, "muon": 0.75}
 class Advice:
     """The advice for a recorded job: which policy it should use.
 
-    `title` says what was recorded. `predictions` come in this order: gradient policies from `full` to `solo`, work
-    sharing, model policies. `chosen` is the prediction for the recommended policy, which never averages models.
+    `title` says what was recorded. `predictions` come in this order: gradient policies from `full` to `solo`, `full` with
+    other batches, work sharing, model policies. `chosen` is the prediction for the recommended policy, which never averages models.
     `unsplit` is the prediction for the policy to take if a step cannot be split into micro-batches. `shares` has by
     rank a factor for the batch size, with which all ranks take equally long under `full` if batches are equal now;
     empty if no rank is always slow. `text` is the advice, and `remarks` has sentences about missing data.
@@ -52,15 +52,16 @@ class Advice:
     remarks: tuple[str, ...]
 
 
-def advise(recording: Recording, optimizer: str | None = None, split: float = 0.0) -> Advice:
-    """Predict each policy's rate from a recording, and recommend one.
+def advise(recording: Recording, optimizer: str | None = None, split: float = 0.0, *, anyway: bool = False) -> Advice:
+    """Predict from a recording how long the program would take under each policy, and recommend one.
 
     `optimizer` is the job's optimizer, a key of `LEAST_QUORUM`; None if it is unknown. Under work sharing a micro-batch
     takes `split` seconds longer than its part of the step's compute time.
 
     Raises ValueError if there are too few steps, ranks are missing, or the ranks averaged models every few steps. (Then
-    the compute times of single steps are unknown.) Raises ValueError, too, if a host was too loaded to trust the
-    compute times, or `split` is longer than a recorded micro-batch.
+    the compute times of single steps are unknown.) Raises ValueError, too, if `split` is longer than a recorded
+    micro-batch, or if hosts were too loaded to trust the compute times. With `anyway`, the text says instead what is
+    uncertain on such hosts.
     """
     clocks = Clocks.fit(recording)
     all_steps = JobSteps.of(recording, clocks)
@@ -71,10 +72,12 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
             f"run {recording.run} has {count} steps of {ranks} rank(s) in common, of {recording.size}: advice takes "
             f"{slowness.LEAST_STEPS} steps or more of all ranks, and 2 ranks or more"
         )
-    if loaded := slowness.too_loaded(recording):
+    loaded = slowness.too_loaded(recording)
+    if loaded and not anyway:
         raise ValueError(
-            f"run {recording.run} was recorded on a machine that was too loaded to predict from: {loaded}. Record it where ranks "
-            "have processors of their own, with OMP_NUM_THREADS set to a rank's share of them"
+            f"run {recording.run} was recorded on machines that were too loaded to predict from: {loaded}. Record it where ranks "
+            "have processors of their own, with OMP_NUM_THREADS set to a rank's share of them. --anyway advises all the same, "
+            "and says what is uncertain"
         )
     if steps.policy.startswith("WeightedAverage"):
         raise ValueError(
@@ -91,8 +94,12 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
         compute = np.maximum(compute - split * steps.passes, 1e-6)
     reduction = seconds_behind_the_last(steps)
     quorums = gradient_policies(ranks)
-    of_gradients = predict(compute, reduction, quorums)
-    of_models = predict(compute, reduction, model_policies(ranks))
+    waits = [other_waits(recording.ranks[of.rank], of, clocks, rounds=steps.rounds) for of in steps.ranks]
+    meets = np.median(waits, axis=0) > 0
+    meets_often = float(meets.mean()) if meets.mean() >= _OFTEN else 0.0
+    counts_rounds = _counts_rounds(recording, all_steps)
+    to_the_end = partial(predict, compute, reduction, meets=None if meets_often else meets, rounds=counts_rounds)
+    of_gradients, of_models = to_the_end(quorums), to_the_end(model_policies(ranks))
     slow = slowness.of_job([rank.rank for rank in steps.ranks], compute)
     follows_data = slowness.follows_data(compute, slow)
     of_shares = [
@@ -101,31 +108,34 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
     ]
     least = LEAST_QUORUM[optimizer] if optimizer is not None else 0.0
     left = [prediction for prediction in of_gradients if quorums[prediction.policy] >= least * ranks]
-    gaining = [one for one in of_shares if one.rate * NEAR > of_gradients[0].rate]
+    full = of_gradients[0]
+    gaining = [one for one in of_shares if one.seconds < NEAR * full.seconds]
     chosen, unsplit = _choice([*left, *gaining]), _choice(left)
+    by_rounds = _choice([replace(one, seconds=1 / one.rate) for one in left])
     work_sharing = ""
     if gaining:
         shared = chosen if chosen in gaining else _choice(gaining)
-        price = price_of_a_split(compute, reduction, shared, of_gradients[0].rate, of_samples=follows_data)
-        work_sharing = _of_shares(of_gradients[0], shared, price, split)
-    alike = predict(_alike(compute), reduction, ["full"])[0] if follows_data else None
+        price = price_of_a_split(compute, reduction, shared, full.seconds, of_samples=follows_data)
+        work_sharing = _of_shares(full, shared, price, split)
     shares = _shares(slow)
-    balanced = predict(compute * list(shares.values()), reduction, ["full"])[0] if shares else None
-    other_waits = [
-        share_with_other_waits(recording.ranks[of.rank], of, clocks, rounds=steps.rounds) for of in all_steps.ranks
+    balanced = [
+        *(_with_batches("by speed", compute * list(shares.values()), reduction) if shares else []),
+        *(_with_batches("by length", _alike(compute), reduction) if follows_data else []),
     ]
     sentences = (
-        _of_other_waits(statistics.median(other_waits)),
+        _of_load(slowness.of_starved(recording), loaded),
+        _of_other_waits(meets_often),
         _of_batches([*of_gradients, *of_shares], balanced, slow, shares),
-        _of_data(of_gradients[0], alike),
+        _of_data(full, balanced if follows_data else []),
         work_sharing,
-        _of_policy(of_gradients[0], unsplit, least),
-        _of_optimizer(optimizer, least, unsplit),
+        _of_policy(full, unsplit, least),
+        _of_rounds(full, unsplit, by_rounds, counts_rounds),
+        _of_optimizer(optimizer, least, by_rounds),
         _of_models(unsplit, of_models),
     )
     return Advice(
         title=f"run {recording.run}: {ranks} ranks, {count} steps, recorded under {_short(steps.policy)}; predicted",
-        predictions=(*of_gradients, *of_shares, *of_models),
+        predictions=(*of_gradients, *balanced, *of_shares, *of_models),
         chosen=chosen,
         unsplit=unsplit,
         shares=shares,
@@ -136,8 +146,8 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
 
 def _choice(predictions: list[Prediction]) -> Prediction:
     """Of the policies that are nearly the fastest, choose the one with the fewest late gradients and micro-batches."""
-    best = max(prediction.rate for prediction in predictions)
-    near = [prediction for prediction in predictions if prediction.rate >= NEAR * best]
+    best = min(prediction.seconds for prediction in predictions)
+    near = [prediction for prediction in predictions if NEAR * prediction.seconds <= best]
     return min(near, key=lambda prediction: (prediction.late, prediction.passes))
 
 
@@ -155,10 +165,35 @@ def _shares(slow: list[Slowness]) -> dict[int, float]:
     return {rank.rank: float(share) for rank, share in zip(slow, shares, strict=True)}
 
 
+def _with_batches(how: str, compute: NDArray[np.float64], reduction: float) -> list[Prediction]:
+    return [replace(one, batches=f"batches {how}") for one in predict(compute, reduction, ["full"])]
+
+
+def _counts_rounds(recording: Recording, steps: JobSteps) -> bool:
+    """Return whether the program counts rounds: its ranks came to their end together, after different numbers of steps."""
+    if not steps.rounds or steps.passes or not all(rank.ended for rank in recording.ranks.values()):
+        return False
+    taken = [rank.step[-1] for rank in steps.ranks]
+    ends = [rank.result[-1] for rank in steps.ranks]
+    begin = min(rank.begin[0] for rank in steps.ranks)
+    return bool(min(taken) < NEAR * max(taken) and min(ends) - begin > NEAR * (max(ends) - begin))
+
+
 def _alike(compute: NDArray[np.float64]) -> NDArray[np.float64]:
     """Regroup compute times so that they are similar on all ranks in a step, like with `hvd.BalancedBatchSampler`."""
     steps = np.sort(compute, axis=None).reshape(compute.shape)
     return np.random.default_rng(0).permutation(steps)
+
+
+def _of_load(starved: str, loaded: str) -> str:
+    if starved:
+        return f"{starved} Until then this holds:"
+    if not loaded:
+        return ""
+    return (
+        f"This advice is uncertain: {loaded}. With processors of their own ranks would be faster, and another rank may be the slow "
+        "one. Ranks that wait less also take more processor time from each other, so policies gain less than is predicted."
+    )
 
 
 def _of_other_waits(share: float) -> str:
@@ -172,10 +207,10 @@ def _of_other_waits(share: float) -> str:
 
 
 def _of_batches(
-    predictions: list[Prediction], balanced: Prediction | None, slow: list[Slowness], shares: dict[int, float]
+    predictions: list[Prediction], balanced: list[Prediction], slow: list[Slowness], shares: dict[int, float]
 ) -> str:
     full = predictions[0]
-    if balanced is None or balanced.rate * NEAR < full.rate:
+    if not shares or balanced[0].seconds > NEAR * full.seconds:
         return ""
     named = [rank for rank in slow if rank.always]
     ranks = "; ".join(
@@ -185,22 +220,22 @@ def _of_batches(
     )
     others = [share for rank, share in shares.items() if rank not in {each.rank for each in named}]
     rest = f", and each other rank {others[0]:.2f} of its own" if others else ""
-    fastest = max(prediction.rate for prediction in predictions)
-    best = f", which no policy of gradients betters by more than {_MARGIN}" if balanced.rate >= NEAR * fastest else ""
+    fastest = min(prediction.seconds for prediction in predictions)
+    best = f", which no policy of gradients betters by more than {_MARGIN}" if NEAR * balanced[0].seconds <= fastest else ""
     return (
-        f"{ranks[0].upper()}{ranks[1:]}{rest}: under Full() {balanced.rate / full.rate:.2f} times as many steps in a second are "
-        f"predicted{best}. Nothing is stale then, and if all batches are equal now, each step has as many samples as before; "
+        f"{ranks[0].upper()}{ranks[1:]}{rest}: the program is predicted to be {_times(full, balanced[0])}{best}. "
+        "Nothing is stale then, and if all batches are equal now, each step has as many samples as before; "
         "weigh each rank's loss by its share. Where batches must stay as they are, this holds:"
     )
 
 
-def _of_data(full: Prediction, alike: Prediction | None) -> str:
-    if alike is None or alike.rate * NEAR < full.rate:
+def _of_data(full: Prediction, alike: list[Prediction]) -> str:
+    if not alike or alike[0].seconds > NEAR * full.seconds:
         return ""
     return (
         "All ranks have long and short steps, and one step does not predict the next. This happens if samples differ in length. "
-        "If yours do, first give all ranks samples of like length in the same step, with hvd.BalancedBatchSampler: under Full() "
-        f"{alike.rate / full.rate:.2f} times as many steps in a second are predicted, and nothing is stale. Otherwise this holds:"
+        "If yours do, first give all ranks samples of like length in the same step, with hvd.BalancedBatchSampler: the "
+        f"program is predicted to be {_times(full, alike[0])}, and nothing is stale. Otherwise this holds:"
     )
 
 
@@ -210,10 +245,14 @@ def _of_shares(full: Prediction, shared: Prediction, price: float, split: float)
     )
     return (
         f"If a step can be split into micro-batches, take hvd.WorkSharing() with backward_passes_per_step={shared.passes}, in PyTorch or "
-        f"Keras: {shared.rate / full.rate:.2f} times as many steps in a second as under Full() are predicted, and no gradient is late. "
+        f"Keras: the program is predicted to be {_times(full, shared)}, and no gradient is late. "
         f"This assumes that {assumed} (--split-ms). If a micro-batch takes {1e3 * price:.1f} ms more than its part, an unsplit step "
         "under Full() is as fast. If a step cannot be split, this holds:"
     )
+
+
+def _times(full: Prediction, one: Prediction) -> str:
+    return f"{full.seconds / one.seconds:.2f} times as fast as under Full()"
 
 
 def _of_policy(full: Prediction, chosen: Prediction, least: float) -> str:
@@ -222,9 +261,22 @@ def _of_policy(full: Prediction, chosen: Prediction, least: float) -> str:
         return f"Full() is the policy to have: no {others} is predicted to be more than {_MARGIN} faster, and nothing is ever stale."
     rounds = f"{chosen.staleness_95:.0f} round{'s' if chosen.staleness_95 > 1 else ''}"
     return (
-        f"HOROVOD_PARTIAL_SYNC={chosen.policy}, or sync={chosen.policy!r}, is the policy to have: {chosen.rate / full.rate:.2f} times "
-        f"as many steps in a second as under Full() are predicted. {chosen.late:.0%} of the gradients will be late, of which 95 % "
+        f"HOROVOD_PARTIAL_SYNC={chosen.policy}, or sync={chosen.policy!r}, is the policy to have: the program is predicted to "
+        f"be {_times(full, chosen)}. {chosen.late:.0%} of the gradients will be late, of which 95 % "
         f"by {rounds} at most: compare the quality after the same time."
+    )
+
+
+def _of_rounds(full: Prediction, unsplit: Prediction, by_rounds: Prediction, counts_rounds: bool) -> str:
+    if counts_rounds:
+        return "The program counts rounds: its ranks ended together, after different numbers of steps. All predictions assume that."
+    if NEAR * by_rounds.rate <= 1 / unsplit.seconds:
+        return ""
+    return (
+        "These predictions are for the program as it is: each rank takes the same number of steps, so when fast ranks have ended, "
+        "slow ones still have steps to take. If the program counts rounds in place of the steps of each rank, "
+        f"HOROVOD_PARTIAL_SYNC={by_rounds.policy} makes it {by_rounds.rate / full.rate:.2f} times as fast as under Full(). A rank then stops when the sum of "
+        "optimizer.steps_in_round over all rounds has reached the number of steps (docs/policies.md, Ranks at their own pace)."
     )
 
 
@@ -243,11 +295,11 @@ def _of_optimizer(optimizer: str | None, least: float, chosen: Prediction) -> st
 
 
 def _of_models(chosen: Prediction, of_models: list[Prediction]) -> str:
-    faster = [one for one in of_models if one.rate * NEAR > chosen.rate]
+    faster = [one for one in of_models if one.seconds < NEAR * chosen.seconds]
     if not faster:
         return ""
-    best = max(faster, key=lambda one: one.rate)
+    best = min(faster, key=lambda one: one.seconds)
     return (
-        f"An average of models would be faster still ({best.policy}: {best.rate / chosen.rate:.2f} times that), and changes what is "
+        f"An average of models would be faster still ({best.policy}: {chosen.seconds / best.seconds:.2f} times that), and changes what is "
         "trained."
     )

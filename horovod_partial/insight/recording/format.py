@@ -25,7 +25,7 @@ TABLES: dict[str, dict[str, type]] = {
     "waits": {"begin": int},
     "reductions": {"sequence": int, "process_set": int, "end": int, "everyone": int},
     "rounds": {"bucket": int, "time": int, "reason": str, "quorum": int, "missing": list, "delivered": list},
-    "processor": {"time": int, "waited": int},
+    "processor": {"time": int, "ran": int, "waited": int},
     "end": {"time": int},
 }
 

@@ -10,6 +10,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from horovod_partial import documents
 from horovod_partial.insight.recording.format import FORMAT, TABLES, VERSION, Header, Table, columns, joined
 
@@ -45,11 +47,18 @@ class RankRecording(Header):
 
     @property
     def starved(self) -> float:
-        """The share of the time, 0 to 1, in which the main thread was ready to run, but had to wait for a processor."""
-        times = self.tables["processor"]
-        if len(times["time"]) < 2 or times["time"][-1] <= times["time"][0]:
+        """The share of the time of its steps, 0 to 1, for which the rank was ready to run, but had to wait for a processor.
+
+        The sum over the threads is compared with the time from the first step's begin to the last step's result. If the
+        threads together were ready to run for longer than that, it is compared with this longer time.
+        """
+        times, steps = self.tables["processor"], self.tables["steps"]
+        begun = steps["begin"][steps["begin"] >= 0]
+        if not len(begun) or not len(times["time"]):
             return 0.0
-        return float((times["waited"][-1] - times["waited"][0]) / (times["time"][-1] - times["time"][0]))
+        span = [begun.min(), steps["result"].max()]
+        passed, ran, waited = (np.ptp(np.interp(span, times["time"], column)) for column in times.values())
+        return float(waited / max(passed, ran + waited, 1.0))
 
 
 @dataclass(frozen=True)

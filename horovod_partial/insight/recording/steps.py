@@ -138,20 +138,18 @@ class JobSteps:
         return replace(self, ranks=ranks, remarks=remarks)
 
 
-def share_with_other_waits(rank: RankRecording, steps: RankSteps, clocks: Clocks, *, rounds: bool) -> float:
-    """Return the share of steps, 0 to 1, in which something besides gradients made the rank wait for all ranks.
+def other_waits(rank: RankRecording, steps: RankSteps, clocks: Clocks, *, rounds: bool) -> NDArray[np.bool_]:
+    """Return for each step whether something besides gradients made the rank wait for all ranks in it.
 
-    Under a partial policy each wait for one of Horovod's own operations counts. Under `Full()` a wait counts if the
-    application did other work after it, and only then handed over the last tensors of the step. Under TensorFlow
-    such waits are unknown, and the share is 0.
+    The result has the shape (steps,). Under a partial policy each wait for one of Horovod's own operations counts. Under
+    `Full()` a wait counts if the application did other work after it, and only then handed over the last tensors of the
+    step. Under TensorFlow such waits are unknown.
     """
-    if not len(steps.step):
-        return 0.0
     waits = np.sort(clocks.seconds(rank, rank.tables["waits"]["begin"]))
     first = np.r_[waits, np.inf][np.searchsorted(waits, steps.begin)]  # the first wait since the step began
     # Without rounds, a wait counts if the rank computed for more than `_LEAST_WORK` after it.
     until = np.r_[steps.begin[1:], np.inf] if rounds else steps.begin + steps.compute - _LEAST_WORK
-    return float((first < until).mean())
+    return first < until
 
 
 def _optimizer_of(rank: RankRecording, number: int) -> str | None:

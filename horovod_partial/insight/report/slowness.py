@@ -18,7 +18,10 @@ Floats = NDArray[np.float64]
 
 LEAST_STEPS = 30  # with fewer steps than this, a report does not say that no rank is slow
 LEAST_SLOWNESS = 1.05  # in `follows_data`, a rank whose mean is this many times the mean of all ranks is slow
-_MOST_STARVED = 0.5  # if a rank waits for a processor for more than this share of the time, its times are not trusted
+# A rank is starved if it waits for a processor for more than this share of the time of its steps, and for more than this
+# many times as long as the rank that waits least. If each rank waits for more than `_MOST_STARVED`, no time is trusted.
+_STARVED, _TIMES_LEAST = 0.25, 2.0
+_MOST_STARVED = 0.5
 _NEARLY_ALL = 0.8  # a rank that is slow in at least this share of the steps counts as always slow
 _SURE = 4.0  # two values count as different if they lie at least this many standard errors apart
 _LEAST_IMBALANCE = 1.1  # ranks wait for each other if a step's slowest rank takes this many times the ranks' mean
@@ -80,12 +83,31 @@ def of_job(ranks: list[int], compute: Floats) -> list[Slowness]:
     return slow
 
 
-def too_loaded(recording: Recording) -> str:
-    """Return part of a sentence: which rank's machine was too loaded to trust compute times. Empty if there is none."""
-    starved = max(recording.ranks.values(), key=lambda rank: rank.starved)
-    if starved.starved <= _MOST_STARVED:
+def of_starved(recording: Recording) -> str:
+    """Return sentences about the ranks that wait for a processor for much longer than others. Empty if there are none."""
+    shares = {rank.rank: rank.starved for rank in recording.ranks.values()}
+    most = max(_STARVED, _TIMES_LEAST * min(shares.values()))
+    starved = {rank: share for rank, share in shares.items() if share > most}
+    others = [share for rank, share in shares.items() if rank not in starved]
+    if not starved:
         return ""
-    return f"rank {starved.rank} on {starved.host} waited for a processor for {starved.starved:.0%} of the time"
+    names = ", ".join(map(str, starved))
+    least = f"{min(starved.values()):.0%} of the time in its steps"
+    told = f"Rank {names} is starved: it waits for a processor for {least}"
+    if len(starved) > 1:
+        told = f"Ranks {names} are starved: each waits for a processor for {least} or more"
+    return (
+        f"{told}, and no other rank for more than {max(others):.0%}. Give such a rank processors of its own: pin each rank to other processors, "
+        "set OMP_NUM_THREADS to a rank's share of its host, or end another program there."
+    )
+
+
+def too_loaded(recording: Recording) -> str:
+    """Return part of a sentence if all ranks wait for long, so that no compute time can be trusted. Otherwise empty."""
+    least = min(rank.starved for rank in recording.ranks.values())
+    if least <= _MOST_STARVED:
+        return ""
+    return f"in its steps each rank waited for a processor for {least:.0%} of the time or more"
 
 
 def follows_data(compute: Floats, slow: list[Slowness]) -> bool:

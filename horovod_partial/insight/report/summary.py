@@ -121,7 +121,11 @@ class Summary:
 
     @property
     def answer(self) -> str:
-        """Sentences that say which rank is slow, and how."""
+        """Sentences that say which rank is slow, and how, and which rank is starved of processors."""
+        return " ".join(filter(None, [self._slowness, slowness.of_starved(self.recording)]))
+
+    @property
+    def _slowness(self) -> str:
         steps = len(self.waited)
         named = [f"rank {rank.rank} {rank.slowness}" for rank in self.slow[:3]]
         if len(self.slow) > 3:
