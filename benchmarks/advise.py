@@ -1,40 +1,57 @@
-"""Does `horovod-partial advise` tell the truth? Rates that it predicts from a recording under Full, against measured ones.
+"""Does `horovod-partial advise` tell the truth? The time to finish a program that it predicts, against the measured one.
 
-    .venv/bin/python benchmarks/advise.py [--json FILE] [--transport gloo] [--base 0.1] [--steps 100]
+    .venv/bin/python benchmarks/advise.py [--json FILE] [--transport gloo] [--base 0.05] [--steps 40]
 
-In each of ten scenarios (harness/scenarios.py), or with the steps of a production job (`--scenarios sequences`), a step is a sleep and a small backward. The ranks train under Full, recorded,
-and then under each other policy, with the same sleeps. Under work sharing a step is divided into micro-batches, and each
-sleeps its part of what its rank sleeps in that step. What a micro-batch takes besides is measured first, and told to the
-prediction. The first step of an arm is not slow, and does not count: a recording cannot tell how long it took. A rate is
-steps in a second, mean over the ranks of the time that each takes for its own steps. The sleeps leave the processor to the other ranks; the rest of a step does not, so with more
-ranks than cores `--base` must be long against that.
+Ten kinds of delays, and the steps of two production jobs (harness/scenarios.py). A step is a sleep and a small backward,
+and each rank takes the same number of steps. The ranks train under Full, recorded, and then as each line of the advice says:
+under each policy, and under Full with other batches. So they have the same sleeps, or those of other batches. Under work
+sharing a step is divided into micro-batches, and each sleeps its part of what its rank sleeps in that step. What a
+micro-batch takes besides is measured first, and told to the prediction. One program more, under Majority, counts rounds.
+
+The time to finish is that of the rank that takes its last step last. The first step is not slow, and does not count: a
+recording cannot tell how long it took. Nor does the flush at the end. The sleeps leave the processor to the other ranks;
+the rest of a step does not, so with more ranks than cores `--base` must be long against that.
 """
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import harness
+import numpy as np
 from harness import scenarios
 
 from horovod_partial.insight import recording
-from horovod_partial.insight.advice import PASSES, advise, gradient_policies
+from horovod_partial.insight.advice import advise, gradient_policies
+from horovod_partial.insight.advice.predictions import PASSES, model_policies
+
+BY_ROUNDS = "majority, by rounds"
 
 
-def measure(
-    folder: str, names: list[str], arms: list[tuple[str, str, int]], steps: int, base: float, seed: int
-) -> tuple[dict[str, dict[str, float]], float]:
-    """On every rank: steps in a second, by scenario and arm; and what a micro-batch takes besides its sleep, in seconds."""
+class Program(NamedTuple):
+    """What the ranks run: how long they sleep in each step, of the shape (steps, ranks), and how they combine gradients."""
+
+    scenario: str
+    arm: str
+    policy: str
+    passes: int
+    sleeps: list[list[float]]
+
+
+def measure(folder: str, programs: list[Any], base: float) -> tuple[list[list[float]], float]:
+    """On every rank: the seconds of each rank for its steps, by program; and what a micro-batch takes besides its sleep."""
     import torch
 
     import horovod_partial.torch as hvd
     from horovod_partial.torch.operations import runtime
 
-    def mean_of_ranks(seconds: float) -> float:
-        return float(hvd.allreduce(torch.tensor(seconds, dtype=torch.float64)))
+    def of_ranks(seconds: float) -> list[float]:
+        gathered: list[float] = hvd.allgather(torch.tensor([seconds], dtype=torch.float64)).tolist()
+        return gathered
 
     def made(policy: str, passes: int) -> tuple[Any, Any]:
         torch.manual_seed(0)
@@ -54,95 +71,126 @@ def measure(
             model(rows).square().mean().backward()
         took = time.perf_counter() - start
         wrapped.step()
-        return mean_of_ranks(took / passes - sleep)
+        return statistics.fmean(of_ranks(took / passes - sleep))
 
-    def train(seconds: Any, policy: str, passes: int = 1) -> float:
+    def train(sleeps: list[float], policy: str, passes: int = 1, counts_rounds: bool = False) -> list[float]:
         model, wrapped = made(policy, passes)
+        rounds: list[float] = []
+        if counts_rounds:
+            wrapped.register_round_hook(lambda optimizer: rounds.append(optimizer.steps_in_round))
         rows = torch.randn(4, 64)
         hvd.barrier()
         taken, start = 0, 0.0
-        while taken <= len(seconds):
+        while (sum(rounds) if counts_rounds else taken) < len(sleeps) + 1 - 1e-6:
             if taken and not start:
                 start = time.perf_counter()
-            time.sleep((seconds[taken - 1] if taken else base) / passes)
+            time.sleep((sleeps[(taken - 1) % len(sleeps)] if taken else base) / passes)
             wrapped.zero_grad()
             model(rows).square().mean().backward()
             wrapped.step()
             taken += wrapped.updated if passes > 1 else 1
         took = time.perf_counter() - start
         wrapped.flush()
-        return mean_of_ranks(took)
+        return of_ranks(took)
 
     split = seconds_besides()
-    rates: dict[str, dict[str, float]] = {}
-    for number, name in enumerate(names):
-        drawn = scenarios.draw(name, steps=steps, ranks=hvd.size(), base=base, seed=seed)[:, hvd.rank()].tolist()
-        train(drawn[:3], "solo")  # what a first step costs
-        rates[name] = {}
-        for index, (arm, policy, passes) in enumerate(arms):
-            harness.progress("advise", number * len(arms) + index, len(names) * len(arms))
-            if policy == "full":
-                hvd.record(Path(folder) / name)
-            rates[name][arm] = steps / train(drawn, policy, passes)
-            if policy == "full":
-                hvd.barrier()
-                runtime.core.end_recording()
-    return rates, split
+    train([base] * 3, "solo")  # what a first step costs
+    seconds = []
+    for number, (scenario, arm, policy, passes, sleeps) in enumerate(programs):
+        harness.progress("advise", number, len(programs))
+        if arm == "full":
+            hvd.record(Path(folder) / scenario)
+        seconds.append(train([step[hvd.rank()] for step in sleeps], policy, passes, arm == BY_ROUNDS))
+        if arm == "full":
+            hvd.barrier()
+            runtime.core.end_recording()
+    return seconds, split
+
+
+def with_other_batches(sleeps: np.ndarray[Any, Any], shares: dict[int, float]) -> np.ndarray[Any, Any]:
+    """The sleeps where slow ranks have smaller batches, or all ranks have samples of like length in a step."""
+    if shares:
+        return sleeps * list(shares.values())
+    return np.random.default_rng(0).permutation(np.sort(sleeps, axis=None).reshape(sleeps.shape))
 
 
 def main() -> None:
-    parser = harness.arguments(__doc__, ranks=8)
-    parser.add_argument("--steps", type=int, default=100, help="of each arm")
-    parser.add_argument("--base", type=float, default=0.1, help="seconds of a step that is not slow")
+    parser = harness.arguments(__doc__, ranks=4)
+    parser.add_argument("--steps", type=int, default=40, help="of each program, on each rank")
+    parser.add_argument("--base", type=float, default=0.05, help="seconds of a step that is not slow")
     parser.add_argument("--seed", type=int, default=0, help="of the scenarios")
-    parser.add_argument(
-        "--scenarios",
-        nargs="*",
-        default=list(scenarios.SCENARIOS),
-        help="by name; also sequences and one_worker_slowed (4 ranks)",
-    )
+    names = [*scenarios.SCENARIOS, *scenarios.RECORDED]
+    parser.add_argument("--scenarios", nargs="*", default=names, choices=names, help="one_worker_slowed has 4 ranks")
     options = parser.parse_args()
 
     arms = [(policy, policy, 1) for policy in gradient_policies(options.ranks)]
     arms += [(f"work_sharing, K = {passes}", "work_sharing", passes) for passes in PASSES]
+    arms += [(policy, policy, 1) for policy in model_policies(options.ranks)]
+    arms += [(BY_ROUNDS, "majority", 1)]
+    sleeps = {
+        name: scenarios.draw(name, steps=options.steps, ranks=options.ranks, base=options.base, seed=options.seed)
+        for name in options.scenarios
+    }
+    measured: dict[str, dict[str, list[float]]] = {name: {} for name in sleeps}
+
+    def run(programs: list[Program]) -> float:
+        """Add what was measured of the programs. Returns what a micro-batch takes besides its sleep, in seconds."""
+        launching = {"ranks": options.ranks, "transport": options.transport, "timeout": 3600.0}
+        seconds, split = harness.launch(measure, **launching, folder=folder, programs=programs, base=options.base)
+        for program, of_ranks in zip(programs, seconds, strict=True):
+            measured[program.scenario][program.arm] = of_ranks
+        return float(split)
+
     with tempfile.TemporaryDirectory(prefix="advise-") as folder:
-        measured, split = harness.launch(
-            measure,
-            ranks=options.ranks,
-            transport=options.transport,
-            timeout=3600.0,
-            folder=folder,
-            names=options.scenarios,
-            arms=arms,
-            steps=options.steps,
-            base=options.base,
-            seed=options.seed,
+        split = run([Program(name, *arm, sleeps[name].tolist()) for name in sleeps for arm in arms])
+        advice = {name: advise(recording.load(Path(folder) / name), split=split, anyway=True) for name in sleeps}
+        others = [(name, one) for name in sleeps for one in advice[name].predictions if one.batches]
+        run(
+            [
+                Program(name, str(one), "full", 1, with_other_batches(sleeps[name], advice[name].shares).tolist())
+                for name, one in others
+            ]
         )
-        advice = {name: advise(recording.load(Path(folder) / name), split=split) for name in measured}
-    figures: dict[str, Any] = {"ranks": options.ranks, "transport": options.transport, "split": split, "scenarios": {}}
+    figures: dict[str, Any] = {"ranks": options.ranks, "transport": options.transport, "split": split}
+    figures |= {"seed": options.seed, "steps": options.steps, "base": options.base, "scenarios": {}}
     rows = []
-    for name, rates in measured.items():
-        predicted = {str(one): one.rate for one in advice[name].predictions}
-        ratios = {policy: predicted[policy] / rate for policy, rate in rates.items()}
-        best = max(rates, key=lambda policy: rates[policy])
+    for name, of_arms in measured.items():
+        found = {str(one): one for one in advice[name].predictions}
+        predicted = {arm: one.seconds * options.steps for arm, one in found.items()}
+        predicted[BY_ROUNDS] = options.steps / found["majority"].rate
+        seconds = {arm: max(of_ranks) for arm, of_ranks in of_arms.items()}
+        ratios = {arm: predicted[arm] / took for arm, took in seconds.items()}
+        choices = [arm for arm, policy, _ in arms if arm != BY_ROUNDS and policy not in model_policies(options.ranks)]
+        best = min(choices, key=lambda arm: seconds[arm])
         chosen = str(advice[name].chosen)
-        loss = 1 - rates[chosen] / rates[best]
         figures["scenarios"][name] = {
-            "measured": rates,
-            "over_full": {policy: rate / rates["full"] for policy, rate in rates.items()},
+            "measured": seconds,
             "predicted": predicted,
             "predicted_over_measured": ratios,
+            "speed_up": {arm: seconds["full"] / took for arm, took in seconds.items()},
+            "predicted_speed_up": {arm: predicted["full"] / took for arm, took in predicted.items()},
             "chosen": chosen,
-            "loss": loss,
+            "loss": seconds[chosen] / seconds[best] - 1,
         }
-        told = [f"{rates[policy]:.2f} ({ratios[policy] - 1:+.0%})" for policy, *_ in arms]
-        rows.append([name, *told, chosen, best, f"{loss:.1%}"])
+        rows += [
+            [name, arm, f"{took:.2f}", f"{seconds['full'] / took:.2f}", f"{predicted['full'] / predicted[arm]:.2f}"]
+            + [f"{ratios[arm]:.2f}", "chosen" * (arm == chosen) or "best" * (arm == best)]
+            for arm, took in seconds.items()
+        ]
+    everything = [ratio for one in figures["scenarios"].values() for ratio in one["predicted_over_measured"].values()]
+    figures["worst"] = {"lowest": min(everything), "highest": max(everything), "within_10_percent": within(everything)}
     harness.print_table(
-        f"Steps in a second, and by how much the prediction was off; {options.ranks} ranks over {options.transport}",
-        ["scenario", *(arm for arm, *_ in arms), "chosen", "best", "slower than best"],
+        f"Time to finish {options.steps} steps on each of {options.ranks} ranks over {options.transport}",
+        ["scenario", "advice", "s", "speed-up", "predicted", "predicted s / s", ""],
         rows,
     )
+    print(f"predicted over measured: {min(everything):.2f} to {max(everything):.2f}; within 10 %: {within(everything):.0%}")
     harness.write_json(options.json, figures)
+
+
+def within(ratios: list[float]) -> float:
+    """The share of predictions that are off by 10 % at most."""
+    return statistics.fmean(0.9 <= ratio <= 1.1 for ratio in ratios)
 
 
 if __name__ == "__main__":

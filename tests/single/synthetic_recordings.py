@@ -6,6 +6,7 @@ The files are in the format of docs/slow-ranks.md. Times of the job are in secon
 
 import heapq
 import json
+import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ WALL = 1_795_473_075.0
 BUCKETS = ("optimizer.0", "optimizer.1")
 NBYTES = (4_000_000, 1_000_000)
 WAKING = 3e-4  # from a result to the application that waited for it
+FIRST = 1.0  # when the first step begins, in seconds
 
 
 @dataclass
@@ -33,7 +35,9 @@ class Host:
     offset: float = 0.0
     drift: float = 0.0
     wall_error: float = 0.0
-    starved: float = 0.1  # the share of the time in which the main thread waits for a processor
+    ready: float = 1.0  # how many of a rank's threads run, or wait for a processor, on average
+    starved: float = 0.1  # the share of these that wait
+    starved_before: float = 0.1  # the same, before the first step
 
 
 @dataclass
@@ -50,6 +54,7 @@ class Job:
         late_ends: the share of the ends of reductions that a rank sees late, by up to 50 ms.
         segments: into how many files a rank's events are cut.
         ended: Horovod was shut down in good order.
+        until: when the ranks stop, under a quorum, also if they have taken fewer steps than `compute` has.
     """
 
     compute: NDArray[np.float64]
@@ -61,6 +66,7 @@ class Job:
     late_ends: float = 0.0
     segments: int = 1
     ended: bool = True
+    until: float = math.inf
     seed: int = 0
     run: str = RUN
 
@@ -102,7 +108,7 @@ def _step(rows: dict[int, list[Row]], rank: int, **of: Any) -> None:
 
 
 def _full(job: Job, rows: dict[int, list[Row]], rng: np.random.Generator) -> None:
-    begin = np.full(job.compute.shape[1], 1.0)
+    begin = np.full(job.compute.shape[1], FIRST)
     for step, compute in enumerate(job.compute):
         handed = begin + compute
         end = _reduction(job, rows, rng, sequence=step, end=handed.max() + job.reduce)
@@ -125,7 +131,7 @@ class _Rounds:
         self.waiting: dict[int, float] = {}
         self.steps = [0] * self.size
         self.began: list[float | None] = [None] * self.size
-        self.queue = [(1.0 + job.compute[0, rank], rank) for rank in range(self.size)]
+        self.queue = [(FIRST + job.compute[0, rank], rank) for rank in range(self.size)]
 
     def run(self) -> None:
         heapq.heapify(self.queue)
@@ -175,7 +181,7 @@ class _Rounds:
         end += WAKING if end > since else 0.0
         self.began[rank] = end
         self.steps[rank] += 1
-        if self.steps[rank] < len(self.job.compute):
+        if self.steps[rank] < len(self.job.compute) and end < self.job.until:
             heapq.heappush(self.queue, (end + self.job.compute[self.steps[rank], rank], rank))
 
 
@@ -185,7 +191,7 @@ def _partial(job: Job, rows: dict[int, list[Row]], rng: np.random.Generator) -> 
 
 def _shared(job: Job, rows: dict[int, list[Row]], rng: np.random.Generator) -> None:
     """The rank that is free first makes the next micro-batch of a step."""
-    begin, made = 1.0, [0] * job.compute.shape[1]
+    begin, made = FIRST, [0] * job.compute.shape[1]
     for step, compute in enumerate(job.compute):
         late = np.zeros(len(compute)) if job.first is None else job.first[step].copy()
         free = [(begin, rank) for rank in range(len(compute))]
@@ -238,10 +244,12 @@ def _write_rank(path: Path, job: Job, rank: int, rows: list[Row]) -> None:
                 for column, value in columns.items():
                     line.setdefault(column, []).append(local(value, column))
         lines += [{"table": table, **columns} for (_, table), columns in tables.items()]
-        times = [local(begin, "time"), local(end, "time")]
-        shares = (host.starved, 1 - host.starved)
-        waited, ran = ([round(share * (time - times[0])) for time in times] for share in shares)
-        lines.append({"table": "processor", "time": times, "ran": ran, "waited": waited})
+        passed = [begin, *([FIRST] if begin < FIRST < end else []), end]
+        waited = [host.starved_before * min(time, FIRST) + host.starved * max(time - FIRST, 0.0) for time in passed]
+        processor: dict[str, Any] = {"table": "processor", "time": [local(time, "time") for time in passed]}
+        processor["ran"] = [round(1e6 * host.ready * (time - of)) for time, of in zip(passed, waited, strict=True)]
+        processor["waited"] = [round(1e6 * host.ready * of) for of in waited]
+        lines.append(processor)
         if job.ended and segment == job.segments - 1:
             lines.append({"table": "end", "time": [local(last, "time")]})
         text = "".join(json.dumps(line) + "\n" for line in lines)

@@ -11,7 +11,7 @@ from synthetic_recordings import Host, Job
 
 from horovod_partial.insight import recording
 from horovod_partial.insight.recording import Clocks, JobSteps
-from horovod_partial.insight.recording.steps import share_with_other_waits
+from horovod_partial.insight.recording.steps import other_waits
 
 TWO_HOSTS = [Host("worker-0"), Host("worker-1", offset=4.2, drift=50e-6)]
 
@@ -301,4 +301,22 @@ def test_waits_for_more_than_gradients_are_told_from_those(
     begin = 1e6 * (steps.begin[:, None] + length[:, None] * [begin for begin, _ in waits] - zero)
     table = {"begin": begin.ravel().astype(int)}
     rank = replace(rank, tables={**rank.tables, "waits": table})
-    assert share_with_other_waits(rank, steps, clocks, rounds=False) == share
+    assert other_waits(rank, steps, clocks, rounds=False).mean() == share
+
+
+@pytest.mark.parametrize(
+    ("ready", "starved"),
+    [
+        (1.0, 0.8),  # the only thread that computes
+        (3.0, 0.8),  # each of three threads
+        (0.2, 0.16),  # a thread that sleeps for most of the time, and waits for 0.16 of it
+    ],
+)
+@pytest.mark.parametrize("segments", [1, 3])
+def test_a_rank_is_starved_in_its_steps(tmp_path: Path, ready: float, starved: float, segments: int) -> None:
+    host = Host("worker-0", ready=ready, starved=0.8, starved_before=0.0)
+    synthetic.write(tmp_path, Job(synthetic.even(40, 2), hosts=[host], segments=segments))
+    for rank in recording.load(tmp_path).ranks.values():
+        assert rank.starved == pytest.approx(starved, abs=0.001)
+        unknown = {**rank.tables, "processor": {name: column[:0] for name, column in rank.tables["processor"].items()}}
+        assert replace(rank, tables=unknown).starved == 0.0

@@ -159,18 +159,39 @@ def test_a_job_of_few_steps(tmp_path: Path) -> None:
     assert answer(tmp_path, synthetic.even(10, 4)) == told
 
 
-def test_a_machine_that_was_too_loaded_to_tell(tmp_path: Path) -> None:
-    loaded = [Host("worker-0"), Host("worker-1", starved=0.8)]
+def test_machines_that_were_too_loaded_to_tell(tmp_path: Path) -> None:
+    loaded = [Host("worker-0", starved=0.9), Host("worker-1", starved=0.8)]
+    told = "Each rank waited for a processor for 80% of the time in its steps or more, so compute times are uncertain:"
     synthetic.write(tmp_path / "even", Job(synthetic.even(100, 4), hosts=loaded))
     even = Summary.of(recording.load(tmp_path / "even"))
     assert even.headline == "The machine was too loaded to tell which rank is slow"
-    assert even.answer == f"{even.headline}: rank 1 on worker-1 waited for a processor for 80% of the time."
+    assert even.answer.startswith(f"{even.headline}. {told}")
     compute = synthetic.even(100, 4)
     compute[:, 2] *= 1.5
     synthetic.write(tmp_path / "slow", Job(compute, hosts=loaded))
     slow = Summary.of(recording.load(tmp_path / "slow"))
     assert slow.headline == "Rank 2 is slow"
-    assert any("waited for a processor for 80% of the time" in remark for remark in slow.remarks)
+    assert f" {told}" in slow.answer
+
+
+@pytest.mark.parametrize("starved", [0.8, 0.3])
+def test_a_rank_that_is_starved_where_others_are_not(tmp_path: Path, starved: float) -> None:
+    hosts = [*map(Host, "abc"), Host("d", starved=starved)]
+    synthetic.write(tmp_path / "one", Job(synthetic.even(100, 4), hosts=hosts))
+    told = f"Rank 3 is starved: it waits for a processor for {starved:.0%} of the time in its steps, and no other rank for more than 10%."
+    one = Summary.of(recording.load(tmp_path / "one"))
+    assert f" {told} Give such ranks processors of their own" in one.answer
+    assert one.headline == "No rank is slow"
+    synthetic.write(tmp_path / "two", Job(synthetic.even(100, 8), hosts=hosts))
+    told = f"Ranks 3, 7 are starved: each waits for a processor for at least {starved:.0%} of the time in its steps, and no other"
+    assert told in Summary.of(recording.load(tmp_path / "two")).answer
+
+
+@pytest.mark.parametrize(("others", "one"), [(0.1, 0.24), (0.2, 0.38), (0.45, 0.24)])
+def test_ranks_that_wait_alike_are_not_starved(tmp_path: Path, others: float, one: float) -> None:
+    hosts = [*(Host(name, starved=others) for name in "abc"), Host("d", starved=one)]
+    synthetic.write(tmp_path, Job(synthetic.even(100, 4), hosts=hosts))
+    assert "starved" not in Summary.of(recording.load(tmp_path)).answer
 
 
 def test_a_job_with_many_slow_ranks(tmp_path: Path) -> None:

@@ -130,36 +130,31 @@ def predict(
     for policy in policies:
         run = partial(_run, reduction=reduction, policy=policy, passes=passes, split=split, of_samples=of_samples)
         results = [run(stretch) for stretch in _stretches(compute, meets)]
-        drawn_seconds = [
-            _seconds([run(stretch) for stretch in _stretches(compute[rows], meets[rows])], rounds) for rows in drawn
-        ]
-        low, high = np.quantile(drawn_seconds, [0.025, 0.975]).tolist() if drawn else (math.nan, math.nan)
-        lengths = [len(result.ends) for result in results]
-        late = float(np.average([result.late for result in results], weights=lengths))
-        stale = sum((Counter(result.staleness_histogram) for result in results), Counter())
-        values = np.repeat(*np.array(list(stale.items()), dtype=np.int64).reshape(-1, 2).T)
-        missed = values[values > 0]
-        of_stale = float(np.quantile(missed, 0.95, method="higher")) if len(missed) else 0.0
-        staleness = float(values.mean()) if len(values) else 0.0
+        times = [_seconds([run(one) for one in _stretches(compute[rows], meets[rows])], rounds) for rows in drawn]
+        low, high = np.quantile(times, [0.025, 0.975]).tolist() if times else (math.nan, math.nan)
+        late = sum(result.late * len(result.ends) for result in results) / steps
+        histogram = sum((Counter(result.staleness_histogram) for result in results), Counter())
+        staleness = np.repeat(*np.array(list(histogram.items()), dtype=np.int64).reshape(-1, 2).T)
+        stale = staleness[staleness > 0]
+        of_stale = float(np.quantile(stale, 0.95, method="higher")) if len(stale) else 0.0
+        told = late, float(staleness.mean()) if len(staleness) else 0.0, of_stale
         seconds, rate = _seconds(results, rounds), 1 / _seconds(results, rounds=True)
-        predictions.append(Prediction(policy, passes, seconds, (low, high), rate, late, staleness, of_stale))
+        predictions.append(Prediction(policy, passes, seconds, (low, high), rate, *told))
     return predictions
 
 
-def price_of_a_split(
-    compute: Floats, reduction: float, shared: Prediction, seconds: float, *, of_samples: bool
-) -> float:
+def price_of_a_split(compute: Floats, reduction: float, shared: Prediction, full: float, *, of_samples: bool) -> float:
     """Return how many seconds longer than its part of the step's compute time a micro-batch may take.
 
-    If each micro-batch takes this much longer, a step takes `seconds` under work sharing. `shared` is the prediction for
-    `work_sharing`, whose `seconds` are fewer. The other arguments are those of `predict`.
+    If each micro-batch takes this much longer, a step takes `full` seconds under work sharing. `shared` is the
+    prediction for `work_sharing`, under which a step is shorter. The other arguments are those of `predict`.
     """
     compute = _first_steps(compute, shared.passes)
-    low, high = 0.0, seconds / shared.passes  # `high` is the whole time of a micro-batch, if a step takes `seconds`
+    low, high = 0.0, full / shared.passes  # `high` is the whole time of a micro-batch, if a step takes `full` seconds
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         result = _run(compute, reduction, shared.policy, passes=shared.passes, of_samples=of_samples, split=middle)
-        low, high = (middle, high) if result.iteration_time < seconds else (low, middle)
+        low, high = (middle, high) if result.iteration_time < full else (low, middle)
     return low
 
 

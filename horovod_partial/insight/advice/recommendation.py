@@ -72,13 +72,9 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
             f"run {recording.run} has {count} steps of {ranks} rank(s) in common, of {recording.size}: advice takes "
             f"{slowness.LEAST_STEPS} steps or more of all ranks, and 2 ranks or more"
         )
-    loaded = slowness.too_loaded(recording)
-    if loaded and not anyway:
-        raise ValueError(
-            f"run {recording.run} was recorded on machines that were too loaded to predict from: {loaded}. Record it where ranks "
-            "have processors of their own, with OMP_NUM_THREADS set to a rank's share of them. --anyway advises all the same, "
-            "and says what is uncertain"
-        )
+    load = slowness.of_load(recording)
+    if slowness.too_loaded(recording) and not anyway:
+        raise ValueError(f"run {recording.run} was recorded on machines too loaded to predict from. {load} --anyway advises all the same.")
     if steps.policy.startswith("WeightedAverage"):
         raise ValueError(
             f"run {recording.run} was recorded under {_short(steps.policy)}, whose ranks meet every few steps: record it under Full()"
@@ -96,9 +92,9 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
     quorums = gradient_policies(ranks)
     waits = [other_waits(recording.ranks[of.rank], of, clocks, rounds=steps.rounds) for of in steps.ranks]
     meets = np.median(waits, axis=0) > 0
-    meets_often = float(meets.mean()) if meets.mean() >= _OFTEN else 0.0
+    often = float(meets.mean())
     counts_rounds = _counts_rounds(recording, all_steps)
-    to_the_end = partial(predict, compute, reduction, meets=None if meets_often else meets, rounds=counts_rounds)
+    to_the_end = partial(predict, compute, reduction, meets=meets if often < _OFTEN else None, rounds=counts_rounds)
     of_gradients, of_models = to_the_end(quorums), to_the_end(model_policies(ranks))
     slow = slowness.of_job([rank.rank for rank in steps.ranks], compute)
     follows_data = slowness.follows_data(compute, slow)
@@ -118,13 +114,13 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
         price = price_of_a_split(compute, reduction, shared, full.seconds, of_samples=follows_data)
         work_sharing = _of_shares(full, shared, price, split)
     shares = _shares(slow)
+    batches = {"by speed": compute * list(shares.values())} if shares else {"by length": _alike(compute)} if follows_data else {}
     balanced = [
-        *(_with_batches("by speed", compute * list(shares.values()), reduction) if shares else []),
-        *(_with_batches("by length", _alike(compute), reduction) if follows_data else []),
+        replace(predict(times, reduction, ["full"])[0], batches=f"batches {how}") for how, times in batches.items()
     ]
     sentences = (
-        _of_load(slowness.of_starved(recording), loaded),
-        _of_other_waits(meets_often),
+        load and f"{load} Until then this holds:",
+        _of_other_waits(often),
         _of_batches([*of_gradients, *of_shares], balanced, slow, shares),
         _of_data(full, balanced if follows_data else []),
         work_sharing,
@@ -165,10 +161,6 @@ def _shares(slow: list[Slowness]) -> dict[int, float]:
     return {rank.rank: float(share) for rank, share in zip(slow, shares, strict=True)}
 
 
-def _with_batches(how: str, compute: NDArray[np.float64], reduction: float) -> list[Prediction]:
-    return [replace(one, batches=f"batches {how}") for one in predict(compute, reduction, ["full"])]
-
-
 def _counts_rounds(recording: Recording, steps: JobSteps) -> bool:
     """Return whether the program counts rounds: its ranks came to their end together, after different numbers of steps."""
     if not steps.rounds or steps.passes or not all(rank.ended for rank in recording.ranks.values()):
@@ -183,17 +175,6 @@ def _alike(compute: NDArray[np.float64]) -> NDArray[np.float64]:
     """Regroup compute times so that they are similar on all ranks in a step, like with `hvd.BalancedBatchSampler`."""
     steps = np.sort(compute, axis=None).reshape(compute.shape)
     return np.random.default_rng(0).permutation(steps)
-
-
-def _of_load(starved: str, loaded: str) -> str:
-    if starved:
-        return f"{starved} Until then this holds:"
-    if not loaded:
-        return ""
-    return (
-        f"This advice is uncertain: {loaded}. With processors of their own ranks would be faster, and another rank may be the slow "
-        "one. Ranks that wait less also take more processor time from each other, so policies gain less than is predicted."
-    )
 
 
 def _of_other_waits(share: float) -> str:

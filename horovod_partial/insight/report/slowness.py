@@ -83,31 +83,32 @@ def of_job(ranks: list[int], compute: Floats) -> list[Slowness]:
     return slow
 
 
-def of_starved(recording: Recording) -> str:
-    """Return sentences about the ranks that wait for a processor for much longer than others. Empty if there are none."""
+def too_loaded(recording: Recording) -> bool:
+    """Return whether each rank waited for a processor for so long that no compute time can be trusted."""
+    return min(rank.starved for rank in recording.ranks.values()) > _MOST_STARVED
+
+
+def of_load(recording: Recording) -> str:
+    """Return sentences about the ranks that waited for a processor for too long. Empty if there are none."""
     shares = {rank.rank: rank.starved for rank in recording.ranks.values()}
-    most = max(_STARVED, _TIMES_LEAST * min(shares.values()))
-    starved = {rank: share for rank, share in shares.items() if share > most}
-    others = [share for rank, share in shares.items() if rank not in starved]
-    if not starved:
+    least = min(shares.values())
+    starved = {rank: share for rank, share in shares.items() if share > max(_STARVED, _TIMES_LEAST * least)}
+    if starved:
+        names, waits = ", ".join(map(str, starved)), "waits for a processor for"
+        told = f"Rank {names} is starved: it {waits}" if len(starved) == 1 else f"Ranks {names} are starved: each {waits} at least"
+        others = max(share for rank, share in shares.items() if rank not in starved)
+        told += f" {min(starved.values()):.0%} of the time in its steps, and no other rank for more than {others:.0%}"
+    elif too_loaded(recording):
+        told = (
+            f"Each rank waited for a processor for {least:.0%} of the time in its steps or more, so compute times are uncertain: with "
+            "processors of their own all ranks would be faster, and another one may be the slow one"
+        )
+    else:
         return ""
-    names = ", ".join(map(str, starved))
-    least = f"{min(starved.values()):.0%} of the time in its steps"
-    told = f"Rank {names} is starved: it waits for a processor for {least}"
-    if len(starved) > 1:
-        told = f"Ranks {names} are starved: each waits for a processor for {least} or more"
     return (
-        f"{told}, and no other rank for more than {max(others):.0%}. Give such a rank processors of its own: pin each rank to other processors, "
-        "set OMP_NUM_THREADS to a rank's share of its host, or end another program there."
+        f"{told}. Give such ranks processors of their own: pin each rank to other processors, set OMP_NUM_THREADS to a rank's share "
+        "of its host, or end other programs there."
     )
-
-
-def too_loaded(recording: Recording) -> str:
-    """Return part of a sentence if all ranks wait for long, so that no compute time can be trusted. Otherwise empty."""
-    least = min(rank.starved for rank in recording.ranks.values())
-    if least <= _MOST_STARVED:
-        return ""
-    return f"in its steps each rank waited for a processor for {least:.0%} of the time or more"
 
 
 def follows_data(compute: Floats, slow: list[Slowness]) -> bool:

@@ -121,8 +121,8 @@ class Summary:
 
     @property
     def answer(self) -> str:
-        """Sentences that say which rank is slow, and how, and which rank is starved of processors."""
-        return " ".join(filter(None, [self._slowness, slowness.of_starved(self.recording)]))
+        """Sentences that say which rank is slow, and how, and which ranks waited for processors."""
+        return " ".join(filter(None, [self._slowness, slowness.of_load(self.recording)]))
 
     @property
     def _slowness(self) -> str:
@@ -134,8 +134,8 @@ class Summary:
             text = "; ".join(named)
             return f"{text[0].upper()}{text[1:]}."
         slowest = self.slowest_first[0]
-        if loaded := slowness.too_loaded(self.recording):
-            return f"{self.headline}: {loaded}."
+        if slowness.too_loaded(self.recording):
+            return f"{self.headline}."
         if steps < slowness.LEAST_STEPS:
             return f"{steps} steps are too few to tell which rank is slow: record {slowness.LEAST_STEPS} or more."
         if len(self.ranks) == 1:
@@ -155,10 +155,6 @@ class Summary:
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences that say what data is missing, how loaded hosts were, and how exactly clocks were compared."""
-        loaded = slowness.too_loaded(self.recording) if self.slow else ""
-        load = (
-            [f"Other programs, or too many threads of this one, may be why ranks are slow: {loaded}."] if loaded else []
-        )
+        """Sentences that say what data is missing, and how exactly clocks were compared."""
         clocks = [str(clock) for clock in self.clocks.hosts.values()] if len(self.clocks.hosts) > 1 else []
-        return [*self.recording.remarks, *self.steps.remarks, *load, *clocks]
+        return [*self.recording.remarks, *self.steps.remarks, *clocks]
