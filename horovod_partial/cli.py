@@ -268,7 +268,7 @@ def advise(
     run: str | None = typer.Option(None, help="Name of a run; without it the newest one is read."),
     optimizer: str | None = typer.Option(None, help="The job's optimizer: sgd, adam, adamw or muon."),
     split_ms: float = typer.Option(0.0, min=0.0, help="How much longer a micro-batch takes than its part of a step."),
-    anyway: bool = typer.Option(False, "--anyway", help="Advise even if every rank waited for processors most of the time."),
+    anyway: bool = typer.Option(False, "--anyway", help="Advise even if every rank lacked processors in its steps."),
 ) -> None:
     """Predict from a recording how long the program would take under each policy, and recommend one."""
     from horovod_partial.insight import advice, recording
@@ -278,15 +278,15 @@ def advise(
     with _refusing():
         found = advice.advise(recording.load(folder, run), optimizer, split_ms / 1e3, anyway=anyway)
     table = Table(title=found.title, title_justify="left")
-    times = "ms/step", "95 % of resamples", "speed-up", "by rounds"
-    for column in ("policy", *times, "late", "staleness", "95 % of those"):
+    names = "ms/step", "95 % of resamples", "speed-up", "by rounds"
+    for column in ("policy", *names, "late", "staleness", "95 % of those"):
         table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
     full = found.predictions[0]
     for one in found.predictions:
         low, high = (1e3 * bound for bound in one.interval)
         interval = "-" if math.isnan(low) else f"{low:.1f} to {high:.1f}"
-        cells = str(one), f"{1e3 * one.seconds:.1f}", interval, f"{full.seconds / one.seconds:.2f}", f"{one.rate / full.rate:.2f}"
-        table.add_row(*cells, f"{one.late:.1%}", f"{one.staleness:.2f}", f"{one.staleness_95:.0f}")
+        times = f"{1e3 * one.seconds:.1f}", interval, f"{full.seconds / one.seconds:.2f}", f"{one.rate / full.rate:.2f}"
+        table.add_row(str(one), *times, f"{one.late:.1%}", f"{one.staleness:.2f}", f"{one.staleness_95:.0f}")
     console = Console()
     console.width = max(console.width, 120)
     console.print(table)

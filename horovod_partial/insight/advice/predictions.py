@@ -57,7 +57,7 @@ class Prediction:
     batches: str = ""
 
     def __str__(self) -> str:
-        """Return the policy's text, the number of micro-batches if there are several, and how batches were shared out."""
+        """Return the policy's text, the number of micro-batches if there are several, and how batches are shared."""
         policy = f"{self.policy}, K = {self.passes}" if self.passes > 1 else self.policy
         return f"{policy}, {self.batches}" if self.batches else policy
 
@@ -164,7 +164,7 @@ def _stretches(compute: Floats, meets: NDArray[np.bool_]) -> list[Floats]:
 
 
 def _seconds(results: list[Result], rounds: bool) -> float:
-    """Return the seconds of a step, over all stretches: by the slowest rank, or if `rounds`, by the mean of the ranks' rates."""
+    """Return the seconds of a step: those of the slowest rank in each stretch, or if `rounds`, by the mean rate."""
     ends = np.array([result.ends[-1] for result in results])
     taken = 1 / (1 / ends).mean(axis=1) if rounds else ends.max(axis=1)
     return float(taken.sum()) / sum(len(result.ends) for result in results)

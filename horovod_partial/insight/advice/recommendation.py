@@ -36,8 +36,9 @@ LEAST_QUORUM = {"sgd": 0.0, "adam": 0.75, "adamw": 0.75, "muon": 0.75}
 class Advice:
     """The advice for a recorded job: which policy it should use.
 
-    `title` says what was recorded. `predictions` come in this order: gradient policies from `full` to `solo`, `full` with
-    other batches, work sharing, model policies. `chosen` is the prediction for the recommended policy, which never averages models.
+    `title` says what was recorded. `predictions` come in this order: gradient policies from `full` to `solo`, `full`
+    with other batches, work sharing, model policies. `chosen` is the prediction for the recommended policy, which never
+    averages models.
     `unsplit` is the prediction for the policy to take if a step cannot be split into micro-batches. `shares` has by
     rank a factor for the batch size, with which all ranks take equally long under `full` if batches are equal now;
     empty if no rank is always slow. `text` is the advice, and `remarks` has sentences about missing data.
@@ -74,7 +75,8 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
         )
     load = slowness.of_load(recording)
     if slowness.too_loaded(recording) and not anyway:
-        raise ValueError(f"run {recording.run} was recorded on machines too loaded to predict from. {load} --anyway advises all the same.")
+        told = "was recorded on machines too loaded to predict from"
+        raise ValueError(f"run {recording.run} {told}. {load} --anyway advises all the same.")
     if steps.policy.startswith("WeightedAverage"):
         raise ValueError(
             f"run {recording.run} was recorded under {_short(steps.policy)}, whose ranks meet every few steps: record it under Full()"
@@ -114,10 +116,9 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
         price = price_of_a_split(compute, reduction, shared, full.seconds, of_samples=follows_data)
         work_sharing = _of_shares(full, shared, price, split)
     shares = _shares(slow)
-    batches = {"by speed": compute * list(shares.values())} if shares else {"by length": _alike(compute)} if follows_data else {}
-    balanced = [
-        replace(predict(times, reduction, ["full"])[0], batches=f"batches {how}") for how, times in batches.items()
-    ]
+    times = {"batches by speed": compute * list(shares.values())} if shares else {}
+    times |= {"batches by length": _alike(compute)} if follows_data else {}
+    balanced = [replace(predict(each, reduction, ["full"])[0], batches=how) for how, each in times.items()]
     sentences = (
         load and f"{load} Until then this holds:",
         _of_other_waits(often),
@@ -162,7 +163,7 @@ def _shares(slow: list[Slowness]) -> dict[int, float]:
 
 
 def _counts_rounds(recording: Recording, steps: JobSteps) -> bool:
-    """Return whether the program counts rounds: its ranks came to their end together, after different numbers of steps."""
+    """Return whether the program counts rounds: its ranks ended together, after different numbers of steps."""
     if not steps.rounds or steps.passes or not all(rank.ended for rank in recording.ranks.values()):
         return False
     taken = [rank.step[-1] for rank in steps.ranks]
@@ -202,7 +203,8 @@ def _of_batches(
     others = [share for rank, share in shares.items() if rank not in {each.rank for each in named}]
     rest = f", and each other rank {others[0]:.2f} of its own" if others else ""
     fastest = min(prediction.seconds for prediction in predictions)
-    best = f", which no policy of gradients betters by more than {_MARGIN}" if NEAR * balanced[0].seconds <= fastest else ""
+    is_best = NEAR * balanced[0].seconds <= fastest
+    best = f", which no policy of gradients betters by more than {_MARGIN}" if is_best else ""
     return (
         f"{ranks[0].upper()}{ranks[1:]}{rest}: the program is predicted to be {_times(full, balanced[0])}{best}. "
         "Nothing is stale then, and if all batches are equal now, each step has as many samples as before; "
@@ -256,7 +258,8 @@ def _of_rounds(full: Prediction, unsplit: Prediction, by_rounds: Prediction, cou
     return (
         "These predictions are for the program as it is: each rank takes the same number of steps, so when fast ranks have ended, "
         "slow ones still have steps to take. If the program counts rounds in place of the steps of each rank, "
-        f"HOROVOD_PARTIAL_SYNC={by_rounds.policy} makes it {by_rounds.rate / full.rate:.2f} times as fast as under Full(). A rank then stops when the sum of "
+        f"HOROVOD_PARTIAL_SYNC={by_rounds.policy} makes it {by_rounds.rate / full.rate:.2f} times as fast as under Full(). A rank "
+        "then stops when the sum of "
         "optimizer.steps_in_round over all rounds has reached the number of steps (docs/policies.md, Ranks at their own pace)."
     )
 
