@@ -172,11 +172,10 @@ def main() -> None:
             "chosen": chosen,
             "loss": seconds[chosen] / seconds[best] - 1,
         }
-        rows += [
-            [name, arm, f"{took:.2f}", f"{seconds['full'] / took:.2f}", f"{predicted['full'] / predicted[arm]:.2f}"]
-            + [f"{ratios[arm]:.2f}", "chosen" * (arm == chosen) or "best" * (arm == best)]
-            for arm, took in seconds.items()
-        ]
+        for arm, took in seconds.items():
+            speed_ups = f"{seconds['full'] / took:.2f}", f"{predicted['full'] / predicted[arm]:.2f}"
+            mark = "chosen" if arm == chosen else "best" if arm == best else ""
+            rows.append([name, arm, f"{took:.2f}", *speed_ups, f"{ratios[arm]:.2f}", mark])
     everything = [ratio for one in figures["scenarios"].values() for ratio in one["predicted_over_measured"].values()]
     figures["worst"] = {"lowest": min(everything), "highest": max(everything), "within_10_percent": within(everything)}
     harness.print_table(
@@ -184,7 +183,9 @@ def main() -> None:
         ["scenario", "advice", "s", "speed-up", "predicted", "predicted s / s", ""],
         rows,
     )
-    print(f"predicted over measured: {min(everything):.2f} to {max(everything):.2f}; within 10 %: {within(everything):.0%}")
+    print(
+        f"predicted over measured: {min(everything):.2f} to {max(everything):.2f}; within 10 %: {within(everything):.0%}"
+    )
     harness.write_json(options.json, figures)
 
 

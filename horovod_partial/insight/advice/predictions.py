@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 # Predictions resample a job's steps. To take only seconds, all resamples together have this many micro-batches at most.
 _MOST_SIMULATED = 5_000_000
-_A_MEETING = 300  # a step before which all ranks meet makes a simulation as much longer as this many micro-batches
+_A_MEETING = 1000  # a step before which all ranks meet makes a simulation as much longer as this many micro-batches
 _MOST_SHARED = 300_000  # to save time, work sharing is simulated for the first steps, up to this many micro-batches
 _MOST_RESAMPLES = 50
 _LEAST_RESAMPLES = 20  # with fewer resamples, no bounds of the predicted time are computed

@@ -26,6 +26,7 @@ from horovod_partial.insight.report.slowness import Slowness
 # Among equally fast policies, the advice recommends the policy with the fewest late gradients.
 NEAR = 0.97
 _MARGIN = f"{100 * (1 - NEAR):.0f} %"
+WORTH_A_CHANGE = 0.9  # the advice names a change of the program only if it then takes at most this share of the time
 _OFTEN = 0.5  # the advice warns if ranks wait for something besides gradients in at least this share of steps
 # For each optimizer, the smallest quorum that the advice recommends, as a share of the ranks.
 # With smaller quorums, late gradients have cost models more than speed has gained: see docs/policies.md.
@@ -253,7 +254,7 @@ def _of_policy(full: Prediction, chosen: Prediction, least: float) -> str:
 def _of_rounds(full: Prediction, unsplit: Prediction, by_rounds: Prediction, counts_rounds: bool) -> str:
     if counts_rounds:
         return "The program counts rounds: its ranks ended together, after different numbers of steps. All predictions assume that."
-    if NEAR * by_rounds.rate <= 1 / unsplit.seconds:
+    if WORTH_A_CHANGE * by_rounds.rate <= 1 / unsplit.seconds:
         return ""
     return (
         "These predictions are for the program as it is: each rank takes the same number of steps, so when fast ranks have ended, "

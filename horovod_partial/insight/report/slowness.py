@@ -95,7 +95,11 @@ def of_load(recording: Recording) -> str:
     starved = {rank: share for rank, share in shares.items() if share > max(_STARVED, _TIMES_LEAST * least)}
     if starved:
         names, waits = ", ".join(map(str, starved)), "waits for a processor for"
-        told = f"Rank {names} is starved: it {waits}" if len(starved) == 1 else f"Ranks {names} are starved: each {waits} at least"
+        told = (
+            f"Rank {names} is starved: it {waits}"
+            if len(starved) == 1
+            else f"Ranks {names} are starved: each {waits} at least"
+        )
         others = max(share for rank, share in shares.items() if rank not in starved)
         told += f" {min(starved.values()):.0%} of the time in its steps, and no other rank for more than {others:.0%}"
     elif too_loaded(recording):
