@@ -328,8 +328,8 @@ def test_where_ranks_take_turns_at_being_slow_nothing_must_change(tmp_path: Path
 
 def test_a_program_that_counts_rounds_is_told_by_its_end(tmp_path: Path) -> None:
     compute = two_slow()
-    fixed = advise(tmp_path / "fixed", compute[:60], quorum=2)
-    assert "The program counts rounds" not in fixed.text
+    for name, fixed in (("slow", compute[:60]), ("alike", synthetic.even(60, 4, STEP))):
+        assert "The program counts rounds" not in advise(tmp_path / name, fixed, quorum=2).text
     synthetic.write(tmp_path / "rounds", Job(compute, 2, until=9.0))
     found = advice.advise(recording.load(tmp_path / "rounds"))
     assert "The program counts rounds" in found.text
