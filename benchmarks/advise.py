@@ -1,6 +1,6 @@
 """Does `horovod-partial advise` tell the truth? The time to finish a program that it predicts, against the measured one.
 
-    .venv/bin/python benchmarks/advise.py [--json FILE] [--transport gloo] [--base 0.05] [--steps 40]
+    .venv/bin/python benchmarks/advise.py [--json FILE] [--transport gloo] [--base 0.05] [--steps 32]
 
 Ten kinds of delays, and the steps of two production jobs (harness/scenarios.py). A step is a sleep and a small backward,
 and each rank takes the same number of steps. The ranks train under Full, recorded, and then as each line of the advice says:
@@ -116,7 +116,7 @@ def with_other_batches(sleeps: np.ndarray[Any, Any], shares: dict[int, float]) -
 
 def main() -> None:
     parser = harness.arguments(__doc__, ranks=4)
-    parser.add_argument("--steps", type=int, default=40, help="of each program, on each rank")
+    parser.add_argument("--steps", type=int, default=32, help="of each program, on each rank")
     parser.add_argument("--base", type=float, default=0.05, help="seconds of a step that is not slow")
     parser.add_argument("--seed", type=int, default=0, help="of the scenarios")
     names = [*scenarios.SCENARIOS, *scenarios.RECORDED]

@@ -120,9 +120,9 @@ class Recorder : private NonCopyable {
 
   std::mutex life_mutex_;  // this mutex guards the members below: one thread at a time begins or ends a recording
   std::thread thread_;
-  std::atomic<pid_t> process_{0};       // the process in which the writing thread runs
+  std::atomic<pid_t> process_{0};  // the process in which the writing thread runs
   // While `thread_` runs, only that thread uses these members.
-  std::unique_ptr<Segments> segments_;           // the recording's files
+  std::unique_ptr<Segments> segments_;            // the recording's files
   std::map<std::string, ProcessorTime> threads_;  // each thread of the process, as last read, by its number
   ProcessorTime processor_time_;                  // the sum over all threads, also those that have ended
 
