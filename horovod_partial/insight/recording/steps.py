@@ -149,8 +149,7 @@ def other_waits(rank: RankRecording, steps: RankSteps, clocks: Clocks, *, rounds
     first = np.r_[waits, np.inf][np.searchsorted(waits, steps.begin)]  # the first wait since the step began
     # Without rounds, a wait counts if the rank computed for more than `_LEAST_WORK` after it.
     until = np.r_[steps.begin[1:], np.inf] if rounds else steps.begin + steps.compute - _LEAST_WORK
-    waited: NDArray[np.bool_] = first < until
-    return waited
+    return first < until
 
 
 def _optimizer_of(rank: RankRecording, number: int) -> str | None:
