@@ -74,10 +74,11 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
             f"run {recording.run} has {count} steps of {ranks} rank(s) in common, of {recording.size}: advice takes "
             f"{slowness.LEAST_STEPS} steps or more of all ranks, and 2 ranks or more"
         )
-    load = slowness.of_load(recording)
     if slowness.too_loaded(recording) and not anyway:
         told = "was recorded on machines too loaded to predict from"
-        raise ValueError(f"run {recording.run} {told}. {load} --anyway advises all the same.")
+        raise ValueError(
+            f"run {recording.run} {told}. {slowness.of_load(recording, ())} --anyway advises all the same."
+        )
     if steps.policy.startswith("WeightedAverage"):
         raise ValueError(
             f"run {recording.run} was recorded under {_short(steps.policy)}, whose ranks meet every few steps: record it under Full()"
@@ -120,6 +121,7 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
     times = {"batches by speed": compute * list(shares.values())} if shares else {}
     times |= {"batches by length": _alike(compute)} if follows_data else {}
     balanced = [replace(predict(each, reduction, ["full"])[0], batches=how) for how, each in times.items()]
+    load = slowness.of_load(recording, [rank.rank for rank in slow if rank.times])
     sentences = (
         load and f"{load} Until then this holds:",
         _of_other_waits(often),

@@ -6,6 +6,7 @@ slow in one step of five has the same median as the others.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +19,9 @@ Floats = NDArray[np.float64]
 
 LEAST_STEPS = 30  # with fewer steps than this, a report does not say that no rank is slow
 LEAST_SLOWNESS = 1.05  # in `follows_data`, a rank whose mean is this many times the mean of all ranks is slow
-# A rank is starved if it waits for a processor for more than this share of the time of its steps, and for more than this
-# many times as long as the rank that waits least. If each rank waits for more than `_MOST_STARVED`, no time is trusted.
+# A slow rank is starved if it waits for a processor for more than this share of the time of its steps, and for more
+# than this many times as long as the rank that waits least. If each rank waits for longer than the third number says,
+# no compute time is trusted.
 _STARVED, _TIMES_LEAST = 0.25, 2.0
 _MOST_STARVED = 0.5
 _NEARLY_ALL = 0.8  # a rank that is slow in at least this share of the steps counts as always slow
@@ -88,11 +90,14 @@ def too_loaded(recording: Recording) -> bool:
     return min(rank.starved for rank in recording.ranks.values()) > _MOST_STARVED
 
 
-def of_load(recording: Recording) -> str:
-    """Return sentences about the ranks that waited for a processor for too long. Empty if there are none."""
+def of_load(recording: Recording, slow: Collection[int]) -> str:
+    """Return sentences about the slow ranks that are starved, or about all ranks. Empty if no rank waited for long.
+
+    On a busy host, a rank that waits for others waits for processors, too. So only slow ranks count as starved.
+    """
     shares = {rank.rank: rank.starved for rank in recording.ranks.values()}
     least = min(shares.values())
-    starved = {rank: share for rank, share in shares.items() if share > max(_STARVED, _TIMES_LEAST * least)}
+    starved = {rank: shares[rank] for rank in slow if shares[rank] > max(_STARVED, _TIMES_LEAST * least)}
     if starved:
         names, waits = ", ".join(map(str, starved)), "waits for a processor for"
         told = (

@@ -122,7 +122,8 @@ class Summary:
     @property
     def answer(self) -> str:
         """Sentences that say which rank is slow, and how, and which ranks waited for processors."""
-        return " ".join(filter(None, [self._slowness, slowness.of_load(self.recording)]))
+        load = slowness.of_load(self.recording, [rank.rank for rank in self.slow])
+        return f"{self._slowness} {load}".strip()
 
     @property
     def _slowness(self) -> str:
