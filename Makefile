@@ -224,6 +224,7 @@ demo: build ## Set up, build and train on digits under each policy
 .PHONY: bench
 bench: build ## Measure the figures of docs/benchmarks.md again; takes hours
 	@$(BIN)/python benchmarks/rerun.py
+	@$(BIN)/python benchmarks/write_pages.py
 
 .PHONY: lint
 lint: build ## Check style and types

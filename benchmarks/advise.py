@@ -159,6 +159,7 @@ def main() -> None:
         predicted = {arm: one.seconds * options.steps for arm, one in found.items()}
         predicted[BY_ROUNDS] = options.steps / found["majority"].rate
         seconds = {arm: max(of_ranks) for arm, of_ranks in of_arms.items()}
+        rates = {arm: statistics.fmean(1 / one for one in of_ranks) for arm, of_ranks in of_arms.items()}
         ratios = {arm: predicted[arm] / took for arm, took in seconds.items()}
         choices = [arm for arm, policy, _ in arms if arm != BY_ROUNDS and policy not in model_policies(options.ranks)]
         best = min(choices, key=lambda arm: seconds[arm])
@@ -167,6 +168,7 @@ def main() -> None:
             "measured": seconds,
             "predicted": predicted,
             "predicted_over_measured": ratios,
+            "over_full": {arm: rate / rates["full"] for arm, rate in rates.items()},  # of steps of all ranks per second
             "speed_up": {arm: seconds["full"] / took for arm, took in seconds.items()},
             "predicted_speed_up": {arm: predicted["full"] / took for arm, took in predicted.items()},
             "chosen": chosen,

@@ -23,7 +23,7 @@ maximum_signature_line_length = 100
 
 # Users get these from functions, as methods of a subclass of their own class; the reference has them under the functions' names.
 for wrap, methods in (
-    (torch_front.DistributedOptimizer, wrapping._Methods),
+    (torch_front.DistributedOptimizer, wrapping.Methods),
     (tensorflow_front.DistributedGradientTape, tape._Methods),
     (keras_front.DistributedOptimizer, keras_optimizer._Methods),
 ):

@@ -22,6 +22,7 @@ LISTS = (TOP / "tests" / "cpp" / "mutants.toml", TOP / "tests" / "single" / "mut
 SOURCES = (
     *("CMakeLists.txt", "cmake", "cpp", "tests/cpp", "tests/parallel/doubles/gpu"),
     *("horovod_partial", "pyproject.toml", "tests/conftest.py", "tests/single"),
+    *("README.md", "docs", "benchmarks", "examples"),  # for the test of pages
 )
 SHORTEST_LIMIT_SECONDS = 60
 
