@@ -257,6 +257,51 @@ TEST(SlowRanksTest, ASlowMachineAmongSamplesOfManyLengths) {
   }
 }
 
+// A rank beside others that vary much: a slow step is clearly slow, and yet little evidence that nearly all steps are.
+struct RankBesideNoise {
+  std::vector<Change> Run(int steps, const std::function<bool(std::int64_t)>& is_slow) {
+    std::vector<Change> changes;
+    for (int i = 0; i < steps; ++i, ++step) {
+      ComparedStep one;
+      one.step = step;
+      one.slow = is_slow(step);
+      one.ratio = one.slow ? std::log(2.4) : 0;
+      one.level = one.slow ? 0.3 : -0.1;
+      one.chance = 0.05;
+      one.lost = one.slow ? 1.4 : 0;
+      if (const Change change = rank.Observe(one); change != Change::kNone) changes.push_back(change);
+    }
+    return changes;
+  }
+  const Slowness& Last() const { return rank.found().back(); }
+
+  SlowRank rank{1, 4};
+  std::int64_t step = 0;  // the number of steps so far
+};
+
+TEST(SlowRankTest, BesideNoiseTheFirstBurstIsOneOfTheBursts) {
+  RankBesideNoise of;
+  const auto changes = of.Run(200, [](std::int64_t step) { return step % 50 >= 35; });
+  EXPECT_EQ(changes, (std::vector<Change>{Change::kBegins, Change::kEnds, Change::kBegins}));
+  ASSERT_EQ(of.rank.found().size(), 1U) << "bursts are one";
+  EXPECT_EQ(of.Last().kind, SlownessKind::kBursts);
+  EXPECT_EQ(of.Last().begin, 35);
+  EXPECT_EQ(of.Last().burst, 15);
+  EXPECT_EQ(of.Last().period, 50);
+  EXPECT_EQ(of.Last().steps, 60);
+  EXPECT_EQ(of.Last().length, 165);
+}
+
+TEST(SlowRankTest, ARankThatIsSlowInAllStepsIsNotSlowAtRandom) {
+  RankBesideNoise of;
+  EXPECT_EQ(of.Run(8, [](std::int64_t) { return true; }), std::vector<Change>{Change::kBegins});
+  EXPECT_EQ(of.Last().kind, SlownessKind::kPersistent);
+  EXPECT_EQ(of.Last().Describe(),
+            "takes 2.4 times (95 %: 2.4 to 2.4) as long as the median rank, in 8 of 8 steps since step 0");
+  EXPECT_EQ(of.Run(60, [](std::int64_t step) { return step % 3 == 0; }), std::vector<Change>{Change::kChanges});
+  EXPECT_EQ(of.Last().kind, SlownessKind::kRandom) << "later steps were slow one by one";
+}
+
 TEST(SlownessTest, SaysHowSlowARankIs) {
   Slowness found{3, SlownessKind::kPersistent, 120};
   found.steps = found.length = 40;

@@ -10,6 +10,7 @@ namespace {
 
 constexpr double kBegin = 10, kEnd = 8;  // the evidence at which slowness begins (with few ranks) or ends
 constexpr double kNearlyAll = 5;         // with this much evidence for kAll, no other hypothesis is accepted
+constexpr double kMostly = 0.7;          // from this share of slow steps on, "nearly all" fits better than 40 %
 constexpr double kLeastLost = 2;         // a rank counts as slow only if its slowness has cost this many steps,
 constexpr double kLeastCost = 0.01;      // and this share of all steps since the slowness began
 constexpr std::size_t kKept = 512;       // the number of steps that are kept
@@ -54,8 +55,8 @@ SlowRank::Change SlowRank::Observe(const ComparedStep& step) {
   if (steps_.size() > kKept) steps_.pop_front();
   if (span_) Extend(step);
   const auto which = Begins(step);
-  const bool is_new = !span_ || (which == kAll && span_->which != kAll);
-  if (which && is_new && (which == kAll || !in_bursts())) Begin(*which, step);
+  const bool is_new = !span_ || (which == kAll && !in_bursts() && !IsNearlyAll(*span_));
+  if (which && is_new) Begin(*which, step);
   if (span_ && span_->over >= kEnd) return End();
   return Tell(step.step);
 }
@@ -79,13 +80,20 @@ std::optional<std::size_t> SlowRank::Begins(const ComparedStep& step) {
     const auto steps = static_cast<double>(step.step - of.begin + 1);
     const double least_lost = std::max(kLeastLost, steps * kLeastCost);
     // If nearly all of the last steps are slow, kAll will have enough evidence soon. Other hypotheses must wait.
-    const bool fits = which == kAll || evidence_[kAll].sum < kNearlyAll;
+    // Between bursts, only another burst can begin.
+    const bool fits = which == kAll || (evidence_[kAll].sum < kNearlyAll &&
+                                        (!in_bursts() || IsNearlyAll({which, of.begin, step.step + 1, 0, of.slow})));
     // If a share of the steps is slow anyway, several slow steps in a row are likely. So more evidence is needed.
     const double least = span_ && span_->which != kAll ? 2 * begin_ : begin_;
     const bool enough = fits && of.sum >= least && of.lost >= least_lost;
     if (enough && (!best || of.sum > evidence_[*best].sum)) best = which;
   }
   return best;
+}
+
+bool SlowRank::IsNearlyAll(const Span& span) {
+  const auto steps = static_cast<double>(span.end - span.begin);
+  return span.which == kAll || static_cast<double>(span.slow) >= kMostly * steps;
 }
 
 void SlowRank::Begin(std::size_t which, const ComparedStep& step) {
@@ -106,7 +114,7 @@ void SlowRank::Begin(std::size_t which, const ComparedStep& step) {
   span.end = step.step + 1;
   span.slow = evidence.slow;
   span.lost = evidence.lost;
-  if (which == kAll && !in_bursts() && !ended_.empty()) {
+  if (IsNearlyAll(span) && !in_bursts() && !ended_.empty()) {
     const Span last = ended_.back();
     const std::int64_t gap = evidence.begin - last.end, length = last.end - last.begin;
     if (gap > kRare * length) ForgetEnded();
@@ -151,7 +159,7 @@ SlowRank::Change SlowRank::End() {
     Measure(found_.back());
     found_.back().end = span_->end;
   }
-  if (span_->which == kAll) {
+  if (IsNearlyAll(*span_)) {
     ended_.push_back(*span_);
     ended_slow_ += span_->slow;
     ended_lost_ += span_->lost;
@@ -203,20 +211,20 @@ SlowRank::Change SlowRank::Tell(std::int64_t step) {
     return span_ ? Found(SlownessKind::kPersistent, span_->begin, Change::kChanges) : Change::kEnds;
   }
   if (!span_) return Change::kNone;
-  if (span_->which == kAll && !ended_.empty()) {
+  const bool nearly_all = IsNearlyAll(*span_);
+  if (nearly_all && !ended_.empty()) {
     // The earlier bursts are in `found_` one by one. A single item for all bursts replaces them.
     const std::int64_t first = ended_.front().begin;
     while (!found_.empty() && found_.back().begin >= first) found_.pop_back();
     return Found(SlownessKind::kBursts, first, Change::kBegins);
   }
-  if (!slow())
-    return Found(span_->which == kAll ? SlownessKind::kPersistent : SlownessKind::kRandom, span_->begin,
-                 Change::kBegins);
+  const SlownessKind kind = nearly_all ? SlownessKind::kPersistent : SlownessKind::kRandom;
+  if (!slow()) return Found(kind, span_->begin, Change::kBegins);
   Slowness& lasts = found_.back();
   Measure(lasts);
-  const bool grows = lasts.kind == SlownessKind::kPersistent && step % kOften == 0 && Grows();
-  if (grows) lasts.kind = SlownessKind::kGrowing;
-  if (!grows && lasts.low <= kMuch * told_ && lasts.high >= told_ / kMuch) return Change::kNone;
+  const bool grows = nearly_all && (lasts.kind == SlownessKind::kGrowing || (step % kOften == 0 && Grows()));
+  const SlownessKind before = std::exchange(lasts.kind, grows ? SlownessKind::kGrowing : kind);
+  if (lasts.kind == before && lasts.low <= kMuch * told_ && lasts.high >= told_ / kMuch) return Change::kNone;
   told_ = lasts.factor;
   return Change::kChanges;
 }
