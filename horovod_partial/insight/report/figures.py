@@ -87,7 +87,7 @@ def _slow_ranks(runs: Runs) -> Plot:
     which = "slow ranks" if slow else "slowest ranks"
     return Plot(
         f"Compute time of the {which}",
-        f"Each line is one of the {which} (at most {_LINES}). Where it lies on the grey line, the rank is as fast as the others.",
+        f"Each line is one of the {which} (at most {_LINES // len(runs)}). Where it lies on the grey line, the rank is as fast as the others.",
         figure,
     )
 
@@ -126,8 +126,8 @@ def _waiting(runs: Runs) -> Plot:
     if any(run.steps.rounds for run in runs.values()):
         title = "Waiting, against Full()"
         reading = (
-            "The lines add up how long a rank has waited, on average. One line is recorded. For the other, each step with these "
-            "compute times waits for its slowest rank. The difference is what the policy has saved."
+            "The lines add up how long a rank has waited, on average. Orange lines are recorded. For grey ones, each step with the "
+            "recorded compute times waits for its slowest rank. The difference is what the policy has saved."
         )
     figure = go.Figure()
     for label, run in runs.items():
