@@ -4,6 +4,7 @@
 #include <functional>
 #include <limits>
 #include <random>
+#include <tuple>
 
 #include "core/slowness/slow_ranks.h"
 
@@ -155,6 +156,18 @@ TEST(SlowRanksTest, ABurstThatDoesNotEndIsNone) {
   EXPECT_EQ(job.detector.found(1)[1].kind, SlownessKind::kPersistent);
 }
 
+TEST(SlowRanksTest, OneBurstAndThenAllSteps) {
+  Job job;
+  job.Run(400, [](Rank rank, std::int64_t step) {
+    return rank == 1 && ((step >= 35 && step < 50) || step >= 85) ? 2.0 : 1.0;
+  });
+  ASSERT_EQ(job.detector.found(1).size(), 2U);
+  const Slowness& first = job.detector.found(1)[0];
+  EXPECT_EQ(std::tuple(first.kind, first.begin, first.end), std::tuple(SlownessKind::kPersistent, 35, 50));
+  EXPECT_EQ(job.detector.found(1)[1].kind, SlownessKind::kPersistent);
+  EXPECT_EQ(job.detector.found(1)[1].begin, 85);
+}
+
 TEST(SlowRanksTest, SomeStepsAndThenNearlyAll) {
   Job job;
   job.Run(200, [](Rank rank, std::int64_t step) { return rank == 6 && step % 5 == 0 ? 2.0 : 1.0; });
@@ -259,14 +272,14 @@ TEST(SlowRanksTest, ASlowMachineAmongSamplesOfManyLengths) {
 
 // A rank beside others that vary much: a slow step is clearly slow, and yet little evidence that nearly all steps are.
 struct RankBesideNoise {
-  std::vector<Change> Run(int steps, const std::function<bool(std::int64_t)>& is_slow) {
+  std::vector<Change> Run(int steps, const std::function<bool(std::int64_t)>& is_slow, double level = 0.3) {
     std::vector<Change> changes;
     for (int i = 0; i < steps; ++i, ++step) {
       ComparedStep one;
       one.step = step;
       one.slow = is_slow(step);
       one.ratio = one.slow ? std::log(2.4) : 0;
-      one.level = one.slow ? 0.3 : -0.1;
+      one.level = one.slow ? level : -0.1;
       one.chance = 0.05;
       one.lost = one.slow ? 1.4 : 0;
       if (const Change change = rank.Observe(one); change != Change::kNone) changes.push_back(change);
@@ -290,6 +303,15 @@ TEST(SlowRankTest, BesideNoiseTheFirstBurstIsOneOfTheBursts) {
   EXPECT_EQ(of.Last().period, 50);
   EXPECT_EQ(of.Last().steps, 60);
   EXPECT_EQ(of.Last().length, 165);
+}
+
+TEST(SlowRankTest, ABurstIsFoundEvenIfItEndsTooSoonForTheEvidenceOfNearlyAllSteps) {
+  RankBesideNoise of;
+  of.Run(35, [](std::int64_t) { return false; });
+  EXPECT_TRUE(of.Run(12, [](std::int64_t) { return true; }, 0.9).empty()) << "nearly all steps have evidence of 10.8";
+  EXPECT_EQ(of.Run(40, [](std::int64_t) { return false; }), (std::vector<Change>{Change::kBegins, Change::kEnds}));
+  EXPECT_EQ(std::tuple(of.Last().kind, of.Last().begin, of.Last().end),
+            std::tuple(SlownessKind::kPersistent, 35, 47));
 }
 
 TEST(SlowRankTest, ARankThatIsSlowInAllStepsIsNotSlowAtRandom) {

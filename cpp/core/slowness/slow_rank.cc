@@ -79,10 +79,11 @@ std::optional<std::size_t> SlowRank::Begins(const ComparedStep& step) {
     of.lost += step.lost;
     const auto steps = static_cast<double>(step.step - of.begin + 1);
     const double least_lost = std::max(kLeastLost, steps * kLeastCost);
-    // If nearly all of the last steps are slow, kAll will have enough evidence soon. Other hypotheses must wait.
-    // Between bursts, only another burst can begin.
-    const bool fits = which == kAll || (evidence_[kAll].sum < kNearlyAll &&
-                                        (!in_bursts() || IsNearlyAll({which, of.begin, step.step + 1, 0, of.slow})));
+    // If nearly all of the last steps are slow, kAll may have enough evidence soon. Other hypotheses wait for it until a
+    // step is not slow. Between bursts, only another burst can begin.
+    const bool waits = which != kAll && evidence_[kAll].sum >= kNearlyAll;
+    const bool fits = IsNearlyAll({which, of.begin, step.step + 1, 0, of.slow}) ? !waits || !step.slow
+                                                                                : !waits && !in_bursts();
     // If a share of the steps is slow anyway, several slow steps in a row are likely. So more evidence is needed.
     const double least = span_ && span_->which != kAll ? 2 * begin_ : begin_;
     const bool enough = fits && of.sum >= least && of.lost >= least_lost;
@@ -111,7 +112,7 @@ void SlowRank::Begin(std::size_t which, const ComparedStep& step) {
   Span span;
   span.which = which;
   span.begin = evidence.begin;
-  span.end = step.step + 1;
+  span.end = step.step + (IsSlow(step, which) ? 1 : 0);
   span.slow = evidence.slow;
   span.lost = evidence.lost;
   if (IsNearlyAll(span) && !in_bursts() && !ended_.empty()) {
@@ -159,7 +160,7 @@ SlowRank::Change SlowRank::End() {
     Measure(found_.back());
     found_.back().end = span_->end;
   }
-  if (IsNearlyAll(*span_)) {
+  if (bursts || IsNearlyAll(*span_)) {
     ended_.push_back(*span_);
     ended_slow_ += span_->slow;
     ended_lost_ += span_->lost;
@@ -204,8 +205,10 @@ SlowRank::Change SlowRank::Tell(std::int64_t step) {
     const double patience = std::max(1.5 * period, std::min(kPatience * period, kMostPatience));
     if (!span_ && static_cast<double>(step - ended_.back().begin) <= patience) return Change::kNone;
     const std::optional<Span> present = std::exchange(span_, std::nullopt);
-    Measure(found_.back());
-    found_.back().end = ended_.back().end;
+    Slowness& over = found_.back();
+    Measure(over);
+    over.end = ended_.back().end;
+    if (ended_.size() == 1) over.kind = SlownessKind::kPersistent;  // what seemed to be a second burst is none
     ForgetEnded();
     span_ = present;
     return span_ ? Found(SlownessKind::kPersistent, span_->begin, Change::kChanges) : Change::kEnds;
@@ -270,7 +273,7 @@ void SlowRank::Measure(Slowness& told) const {
       if (next > ended_[i].begin) periods.push_back(static_cast<double>(next - ended_[i].begin));
     }
     told.burst = Median(lengths);
-    told.period = Median(periods);
+    if (!periods.empty()) told.period = Median(periods);
   }
   if (span_) {
     told.steps += span_->slow;
