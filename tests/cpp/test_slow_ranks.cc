@@ -279,7 +279,7 @@ struct RankBesideNoise {
       one.step = step;
       one.slow = is_slow(step);
       one.ratio = one.slow ? std::log(2.4) : 0;
-      one.level = one.slow ? level : -0.1;
+      one.level = one.slow ? level : -level / 5;
       one.chance = 0.05;
       one.lost = one.slow ? 1.4 : 0;
       if (const Change change = rank.Observe(one); change != Change::kNone) changes.push_back(change);
@@ -312,6 +312,17 @@ TEST(SlowRankTest, ABurstIsFoundEvenIfItEndsTooSoonForTheEvidenceOfNearlyAllStep
   EXPECT_EQ(of.Run(40, [](std::int64_t) { return false; }), (std::vector<Change>{Change::kBegins, Change::kEnds}));
   EXPECT_EQ(std::tuple(of.Last().kind, of.Last().begin, of.Last().end),
             std::tuple(SlownessKind::kPersistent, 35, 47));
+}
+
+TEST(SlowRankTest, ABurstWithLittleEvidenceOfItsOwnCountsOnceThereAreOthers) {
+  RankBesideNoise of;
+  const auto in_burst = [](std::int64_t step) { return step % 50 >= 35 && step % 50 < 40; };
+  EXPECT_TRUE(of.Run(50, in_burst, 1.8).empty()) << "evidence of 9";
+  EXPECT_FALSE(of.Run(100, in_burst, 2.5).empty());
+  ASSERT_EQ(of.rank.found().size(), 1U);
+  EXPECT_EQ(of.Last().kind, SlownessKind::kBursts);
+  EXPECT_EQ(of.Last().begin, 35);
+  EXPECT_EQ(of.Last().steps, 15);
 }
 
 TEST(SlowRankTest, ARankThatIsSlowInAllStepsIsNotSlowAtRandom) {

@@ -277,7 +277,7 @@ def test_the_command_compares_two_runs(two_runs: Path, both: comparison.Runs, tm
     assert status == 0
     lines = output.splitlines()
     assert lines[:5] == comparison.sentences(both)
-    assert lines[5:7] == [f"{label.capitalize()}: {run.title}" for label, run in both.items()]
+    assert [line.rstrip() for line in lines[5:7]] == [f"{label.capitalize()}: {run.title}" for label, run in both.items()]
     rows = [re.split(r" *│ *", line)[1:-1] for line in lines if line.startswith("│")]
     assert [row[0] for row in rows[:6]] == [str(rank.rank) for rank in both["after"].slowest_first]
     assert {row[0] for row in rows[6:]} == {"6", "7"}

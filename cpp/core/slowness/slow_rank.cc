@@ -153,6 +153,27 @@ void SlowRank::ForgetEnded() {
   ended_lost_ = 0;
 }
 
+// Adds a burst before those in `ended_`. Alone it had too little evidence, but as one of several it needs less.
+void SlowRank::LookBack() {
+  double most = kEnd;
+  Evidence of;
+  std::optional<Span> found;
+  for (const ComparedStep& one : steps_) {
+    if (one.step >= ended_.front().begin) break;
+    if (of.sum <= 0) of = {0, one.step, 0, 0};
+    of.sum += one.level;
+    of.slow += one.level > 0 ? 1 : 0;
+    of.lost += one.lost;
+    if (of.sum < most) continue;
+    most = of.sum;
+    found = Span{kAll, of.begin, one.step + 1, 0, of.slow, of.lost};
+  }
+  if (!found || ended_.front().begin - found->end > kRare * (found->end - found->begin)) return;
+  ended_.push_front(*found);
+  ended_slow_ += found->slow;
+  ended_lost_ += found->lost;
+}
+
 // Ends the present span. Returns the change to report. A pause between bursts is no change.
 SlowRank::Change SlowRank::End() {
   const bool bursts = in_bursts();
@@ -217,6 +238,7 @@ SlowRank::Change SlowRank::Tell(std::int64_t step) {
   const bool nearly_all = IsNearlyAll(*span_);
   if (nearly_all && !ended_.empty()) {
     // The earlier bursts are in `found_` one by one. A single item for all bursts replaces them.
+    LookBack();
     const std::int64_t first = ended_.front().begin;
     while (!found_.empty() && found_.back().begin >= first) found_.pop_back();
     return Found(SlownessKind::kBursts, first, Change::kBegins);

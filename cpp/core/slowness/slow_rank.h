@@ -118,6 +118,7 @@ class SlowRank {
   void Begin(std::size_t which, const ComparedStep& step);
   void Extend(const ComparedStep& step);
   Change End();
+  void LookBack();
   void ForgetEnded();
   bool Grows() const;
   Change Tell(std::int64_t step);
