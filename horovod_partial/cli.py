@@ -9,7 +9,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -250,7 +250,9 @@ def report(
         metavar="DIR [AFTER]", help="Folder that HOROVOD_PARTIAL_RECORD named, or one run in it. Two are compared."
     ),
     runs: list[str] | None = typer.Option(  # noqa: B008 (typer's way)
-        None, "--run", help="Name of a run; without it the newest one is read. Give it twice to compare two runs of DIR."
+        None,
+        "--run",
+        help="Name of a run; without it the newest one is read. Give it twice to compare two runs of DIR.",
     ),
     output: str | None = typer.Option(None, help="File for a page with plots, FILE.html; it needs no network."),
 ) -> None:
@@ -262,7 +264,7 @@ def report(
     from horovod_partial.insight.report import Summary, comparison, text
 
     page = _for_output("insight.report.page", "plotly", "horovod-partial[report]") if output is not None else None
-    names = runs or [None] * len(folders)
+    names: Sequence[str | None] = runs if runs else [None] * len(folders)
     folders = folders * len(names) if len(folders) == 1 else folders
     if len(folders) != len(names) or len(folders) > 2:
         raise _refused("a report shows one run or two: give --run once for each of them, or name their folders")

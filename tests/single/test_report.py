@@ -103,7 +103,10 @@ def test_what_has_changed_comes_first(both: comparison.Runs) -> None:
 def test_what_has_not_changed_is_told(both: comparison.Runs) -> None:
     of = both["before"]
     first = comparison.sentences(comparison.labelled([of, of]))[0]
-    step, waits = f"a step takes {1e3 * of.step_seconds:.1f} ms", f"each rank waits for {of.waited_share:.0%} of the time"
+    step, waits = (
+        f"a step takes {1e3 * of.step_seconds:.1f} ms",
+        f"each rank waits for {of.waited_share:.0%} of the time",
+    )
     still = "ranks 3, 1 and 6 are still slow (persistent, bursts, random)"
     assert first == f"After: {step}, as before; {waits}, as before; {still}."
     slower = comparison.sentences(comparison.labelled([both["after"], of]))[0]
@@ -119,7 +122,9 @@ def test_what_has_not_changed_is_told(both: comparison.Runs) -> None:
         (100, 0.8, "the machine was too loaded to tell which rank is slow any more."),
     ],
 )
-def test_a_rank_is_called_mended_only_if_that_can_be_told(tmp_path: Path, steps: int, starved: float, told: str) -> None:
+def test_a_rank_is_called_mended_only_if_that_can_be_told(
+    tmp_path: Path, steps: int, starved: float, told: str
+) -> None:
     slow = synthetic.even(100, 4)
     slow[:, 2] *= 1.5
     synthetic.write(tmp_path, Job(slow))
@@ -277,7 +282,9 @@ def test_the_command_compares_two_runs(two_runs: Path, both: comparison.Runs, tm
     assert status == 0
     lines = output.splitlines()
     assert lines[:5] == comparison.sentences(both)
-    assert [line.rstrip() for line in lines[5:7]] == [f"{label.capitalize()}: {run.title}" for label, run in both.items()]
+    assert [line.rstrip() for line in lines[5:7]] == [
+        f"{label.capitalize()}: {run.title}" for label, run in both.items()
+    ]
     rows = [re.split(r" *│ *", line)[1:-1] for line in lines if line.startswith("│")]
     assert [row[0] for row in rows[:6]] == [str(rank.rank) for rank in both["after"].slowest_first]
     assert {row[0] for row in rows[6:]} == {"6", "7"}

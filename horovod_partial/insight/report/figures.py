@@ -46,7 +46,9 @@ def plots(runs: Runs) -> list[Plot]:
         made.append(_of_each_rank(sharing, lambda steps: steps.micro_batches, "Micro-batches", darker, unit))
     if late := {label: run for label, run in runs.items() if run.steps.rounds and not run.shares_work}:
         darker = "more of its steps had a contribution that came too late for its round and travelled with a later one."
-        made.append(_of_each_rank(late, lambda steps: 100.0 * steps.late, "Late steps", darker, "% of steps", most=100.0))
+        made.append(
+            _of_each_rank(late, lambda steps: 100.0 * steps.late, "Late steps", darker, "% of steps", most=100.0)
+        )
         darker = "it had missed more rounds before a step, so it computed with an older model."
         made.append(_of_each_rank(late, lambda steps: steps.staleness, "Staleness", darker, "rounds missed"))
         made += [plot for label, run in late.items() for plot in _rounds(run, label)]
@@ -105,7 +107,8 @@ def _parts(runs: Runs) -> Plot:
     for part, colour, seconds in parts:
         figure.add_bar(y=names, x=1e3 * np.array(seconds), name=part, orientation="h", marker_color=colour)
     figure.update_layout(barmode="stack", height=_height(len(names)))
-    _axes(figure, "mean time of a step (ms)", "", autorange="reversed", type="category", automargin=True)
+    _axes(figure, "mean time of a step (ms)", "", autorange="reversed", type="category")
+    figure.update_layout(margin_l=_left(names))
     return Plot(
         "What a step's time went to",
         "A bar is a rank's mean step. "
@@ -143,7 +146,12 @@ def _waiting(runs: Runs) -> Plot:
 
 
 def _of_each_rank(
-    runs: Runs, values: Callable[[RankSteps], NDArray[Any]], title: str, darker: str, unit: str, most: float | None = None
+    runs: Runs,
+    values: Callable[[RankSteps], NDArray[Any]],
+    title: str,
+    darker: str,
+    unit: str,
+    most: float | None = None,
 ) -> Plot:
     of_runs = [np.array([values(steps) for steps in run.steps.ranks], dtype=np.float64) for run in runs.values()]
     edges, means = _windows(of_runs, _WINDOWS)
@@ -223,13 +231,17 @@ def _heat(runs: Runs, edges: NDArray[np.int64], values: Floats, unit: str, span:
         },
         hovertemplate="%{y}, step %{x}: %{z:.2f} " + unit + "<extra></extra>",
     )
-    _axes(figure, "step", "", autorange="reversed", type="category", automargin=True)
-    figure.update_layout(height=_height(len(names)) + 55, margin_t=10)
+    _axes(figure, "step", "", autorange="reversed", type="category")
+    figure.update_layout(height=_height(len(names)) + 55, margin_t=10, margin_l=_left(names))
     return figure
 
 
 def _height(rows: int) -> int:
     return min(150 + 24 * rows, 900)
+
+
+def _left(names: list[str]) -> int:
+    return max(60, 8 * max(map(len, names)))
 
 
 def _axes(figure: go.Figure, x: str, y: str, **of_y: Any) -> None:
