@@ -9,7 +9,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -246,20 +246,33 @@ def simulate(
 
 @app.command()
 def report(
-    folder: str = typer.Argument(metavar="DIR", help="Folder that HOROVOD_PARTIAL_RECORD named, or one run in it."),
-    run: str | None = typer.Option(None, help="Name of a run; without it the newest one is read."),
+    folders: list[str] = typer.Argument(  # noqa: B008 (typer's way)
+        metavar="DIR [AFTER]", help="Folder that HOROVOD_PARTIAL_RECORD named, or one run in it. Two are compared."
+    ),
+    runs: list[str] | None = typer.Option(  # noqa: B008 (typer's way)
+        None,
+        "--run",
+        help="Name of a run; without it the newest one is read. Give it twice to compare two runs of DIR.",
+    ),
     output: str | None = typer.Option(None, help="File for a page with plots, FILE.html; it needs no network."),
 ) -> None:
-    """Show from a recording which rank is slow, where the time went, and how much time ranks have waited."""
+    """Show from a recording which rank is slow, where the time went, and how much time ranks have waited.
+
+    With two recordings, BEFORE and AFTER, show what changed.
+    """
     from horovod_partial.insight import recording
-    from horovod_partial.insight.report import Summary, text
+    from horovod_partial.insight.report import Summary, comparison, text
 
     page = _for_output("insight.report.page", "plotly", "horovod-partial[report]") if output is not None else None
+    names: Sequence[str | None] = runs if runs else [None] * len(folders)
+    folders = folders * len(names) if len(folders) == 1 else folders
+    if len(folders) != len(names) or len(folders) > 2:
+        raise _refused("a report shows one run or two: give --run once for each of them, or name their folders")
     with _refusing():
-        summary = Summary.of(recording.load(folder, run))
-        text.show(summary)
+        shown = comparison.labelled([Summary.of(recording.load(*of)) for of in zip(folders, names, strict=True)])
+        text.show(shown)
         if page is not None:
-            page.write(summary, output)
+            page.write(shown, output)
 
 
 @app.command()

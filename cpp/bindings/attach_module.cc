@@ -234,6 +234,7 @@ py::list RanksOf(const heartbeat::Monitor& monitor) {
     py::dict of;
     of["steps"] = rank.steps;
     of["compute_seconds"] = rank.compute_seconds;
+    of["step_seconds"] = rank.step_seconds;
     of["bytes"] = rank.bytes;
     of["slowness"] = rank.slowness ? rank.slowness->factor : 1.0;
     of["kind"] = rank.slowness ? NameOf(rank.slowness->kind) : "none";

@@ -186,14 +186,17 @@ StepReport Recorder::TakeSteps() {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<TimedStep> ended;  // the steps of the timer with the most bytes
   std::size_t most = 0, bytes = 0;
+  double seconds = 0;
   for (auto& [optimizer, timer] : timers_) {
     std::vector<TimedStep> taken = timer.Take();
+    const double took = timer.TakeSeconds();
     bytes += timer.bytes();
     if (timer.bytes() <= most) continue;
     most = timer.bytes();
     ended = std::move(taken);
+    seconds = took;
   }
-  return {std::move(ended), static_cast<std::int64_t>(bytes - std::exchange(reported_, bytes))};
+  return {std::move(ended), static_cast<std::int64_t>(bytes - std::exchange(reported_, bytes)), seconds};
 }
 
 StepTimer& Recorder::TimerOf(const std::optional<std::string>& optimizer) {

@@ -16,6 +16,7 @@ PREFIX = "horovod_partial_"
 _OF_RANKS = (
     ("steps", "steps_total", "Steps whose compute time is known. Under WorkSharing() a micro-batch is a step."),
     ("compute_seconds", "compute_seconds_total", "Compute time of these steps, without waiting."),
+    ("step_seconds", "step_seconds_total", "Whole time of these steps, with waiting and reductions."),
     ("bytes", "bytes_total", "Bytes that the rank has handed over for reduction."),
     (
         "slowness",

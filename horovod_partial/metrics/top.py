@@ -19,6 +19,7 @@ from rich.text import Text
 from horovod_partial.metrics.job import PREFIX
 
 WINDOW_SECONDS = 30.0  # shown rates are means over this time, because a step may take longer than the time of a frame
+_REPORT_SECONDS = 2.0  # a rank that runs reports its steps more often than this
 _PATIENCE_SECONDS = 60.0  # how long to wait for a job that answers no more, because an elastic job may restart
 _BEGINS_SECONDS = 1.0  # the pause between two attempts to reach a job that has not begun
 _TIMEOUT_SECONDS = 10.0  # how long to wait for an answer of rank 0
@@ -125,9 +126,11 @@ def show(before: Scrape, after: Scrape) -> Group:
     ranks = [str(rank) for rank in range(int(after.of("ranks") or 0))]
     slowness = {rank: after.of("slowness_ratio", rank=rank) or 1.0 for rank in ranks}
     for rank, factor in sorted(slowness.items(), key=lambda item: -item[1]):
-        steps = _per_second(before, after, "steps_total", rank=rank)
-        computing = _per_second(before, after, "compute_seconds_total", rank=rank)
-        moved = _per_second(before, after, "bytes_total", rank=rank)
+        seconds = _seconds(before, after, rank)
+        steps, computing, moved = (
+            grown / seconds if (grown := _grown(before, after, name, rank=rank)) is not None else None
+            for name in ("steps_total", "compute_seconds_total", "bytes_total")
+        )
         table.add_row(
             rank,
             _text(steps, "{:.2f}"),
@@ -144,11 +147,11 @@ def show(before: Scrape, after: Scrape) -> Group:
 
 def _summary(before: Scrape, after: Scrape, ranks: list[str]) -> str:
     lines = [f"{len(ranks)} ranks"]
-    rounds = _per_second(before, after, "rounds_total", process_set="0")
-    contributions = _per_second(before, after, "contributions_total", process_set="0")
-    stale = _per_second(before, after, "staleness_rounds_total", process_set="0")
+    rounds = _grown(before, after, "rounds_total", process_set="0")
+    contributions = _grown(before, after, "contributions_total", process_set="0")
+    stale = _grown(before, after, "staleness_rounds_total", process_set="0")
     if rounds:
-        lines.append(f"{rounds:.1f} rounds/s")
+        lines.append(f"{rounds / (after.time - before.time):.1f} rounds/s")
     if contributions and stale is not None:
         lines.append(f"staleness {stale / contributions:.2f} rounds")
     if after.of("steps_total") is None:
@@ -157,18 +160,29 @@ def _summary(before: Scrape, after: Scrape, ranks: list[str]) -> str:
 
 
 def _late(before: Scrape, after: Scrape, rank: str) -> float | None:
-    late = _per_second(before, after, "late_total", process_set="0", rank=rank)
-    on_time = _per_second(before, after, "on_time_total", process_set="0", rank=rank)
+    late = _grown(before, after, "late_total", process_set="0", rank=rank)
+    on_time = _grown(before, after, "on_time_total", process_set="0", rank=rank)
     return late / (late + on_time) if late is not None and on_time is not None and late + on_time else None
 
 
-def _per_second(before: Scrape, after: Scrape, name: str, **labels: str) -> float | None:
-    """Return how fast a counter grows. A counter that became smaller began at 0 again, as the elastic job restarted."""
+def _seconds(before: Scrape, after: Scrape, rank: str) -> float:
+    """Return how long a rank took for the steps that it has reported between two scrapes, in seconds.
+
+    The time between the scrapes would not do: ranks report at different moments, so even of ranks in lock-step one may
+    have reported once more than another. A rank that has stopped reports nothing, and then the time goes on.
+    """
+    between = after.time - before.time
+    steps = _grown(before, after, "steps_total", rank=rank)
+    took = _grown(before, after, "step_seconds_total", rank=rank)
+    return max(took, between - _REPORT_SECONDS - took / steps) if steps and took else between
+
+
+def _grown(before: Scrape, after: Scrape, name: str, **labels: str) -> float | None:
+    """Return by how much a counter has grown. One that became smaller began at 0 again: the elastic job restarted."""
     now, then = after.of(name, **labels), before.of(name, **labels)
     if now is None:
         return None
-    grown = now - then if then is not None and now >= then else now
-    return grown / (after.time - before.time)
+    return now - then if then is not None and now >= then else now
 
 
 def _text(value: float | None, form: str) -> str:

@@ -247,6 +247,7 @@ TEST_F(RecorderTest, ReportsAreOfTheStepsWithMostBytes) {
   EXPECT_EQ(report.bytes, 4 * 198);
   ASSERT_EQ(report.ended.size(), 1U);
   EXPECT_DOUBLE_EQ(report.ended[0].seconds, 0.010) << "not the steps of the other optimizer";
+  EXPECT_DOUBLE_EQ(report.seconds, 0.020);
   EXPECT_EQ(recorder_.TakeSteps(), StepReport());
 }
 

@@ -4,6 +4,7 @@
 #include <functional>
 #include <limits>
 #include <random>
+#include <tuple>
 
 #include "core/slowness/slow_ranks.h"
 
@@ -155,6 +156,18 @@ TEST(SlowRanksTest, ABurstThatDoesNotEndIsNone) {
   EXPECT_EQ(job.detector.found(1)[1].kind, SlownessKind::kPersistent);
 }
 
+TEST(SlowRanksTest, OneBurstAndThenAllSteps) {
+  Job job;
+  job.Run(400, [](Rank rank, std::int64_t step) {
+    return rank == 1 && ((step >= 35 && step < 50) || step >= 85) ? 2.0 : 1.0;
+  });
+  ASSERT_EQ(job.detector.found(1).size(), 2U);
+  const Slowness& first = job.detector.found(1)[0];
+  EXPECT_EQ(std::tuple(first.kind, first.begin, first.end), std::tuple(SlownessKind::kPersistent, 35, 50));
+  EXPECT_EQ(job.detector.found(1)[1].kind, SlownessKind::kPersistent);
+  EXPECT_EQ(job.detector.found(1)[1].begin, 85);
+}
+
 TEST(SlowRanksTest, SomeStepsAndThenNearlyAll) {
   Job job;
   job.Run(200, [](Rank rank, std::int64_t step) { return rank == 6 && step % 5 == 0 ? 2.0 : 1.0; });
@@ -255,6 +268,71 @@ TEST(SlowRanksTest, ASlowMachineAmongSamplesOfManyLengths) {
     for (Rank rank = 0; rank < kRanks; ++rank)
       EXPECT_EQ(job.detector.found(rank).empty(), rank != 4) << "rank " << rank << ", seed " << seed;
   }
+}
+
+// A rank beside others that vary much: a slow step is clearly slow, and yet little evidence that nearly all steps are.
+struct RankBesideNoise {
+  std::vector<Change> Run(int steps, const std::function<bool(std::int64_t)>& is_slow, double level = 0.3) {
+    std::vector<Change> changes;
+    for (int i = 0; i < steps; ++i, ++step) {
+      ComparedStep one;
+      one.step = step;
+      one.slow = is_slow(step);
+      one.ratio = one.slow ? std::log(2.4) : 0;
+      one.level = one.slow ? level : -level / 5;
+      one.chance = 0.05;
+      one.lost = one.slow ? 1.4 : 0;
+      if (const Change change = rank.Observe(one); change != Change::kNone) changes.push_back(change);
+    }
+    return changes;
+  }
+  const Slowness& Last() const { return rank.found().back(); }
+
+  SlowRank rank{1, 4};
+  std::int64_t step = 0;  // the number of steps so far
+};
+
+TEST(SlowRankTest, BesideNoiseTheFirstBurstIsOneOfTheBursts) {
+  RankBesideNoise of;
+  const auto changes = of.Run(200, [](std::int64_t step) { return step % 50 >= 35; });
+  EXPECT_EQ(changes, (std::vector<Change>{Change::kBegins, Change::kEnds, Change::kBegins}));
+  ASSERT_EQ(of.rank.found().size(), 1U) << "bursts are one";
+  EXPECT_EQ(of.Last().kind, SlownessKind::kBursts);
+  EXPECT_EQ(of.Last().begin, 35);
+  EXPECT_EQ(of.Last().burst, 15);
+  EXPECT_EQ(of.Last().period, 50);
+  EXPECT_EQ(of.Last().steps, 60);
+  EXPECT_EQ(of.Last().length, 165);
+}
+
+TEST(SlowRankTest, ABurstIsFoundEvenIfItEndsTooSoonForTheEvidenceOfNearlyAllSteps) {
+  RankBesideNoise of;
+  of.Run(35, [](std::int64_t) { return false; });
+  EXPECT_TRUE(of.Run(12, [](std::int64_t) { return true; }, 0.9).empty()) << "nearly all steps have evidence of 10.8";
+  EXPECT_EQ(of.Run(40, [](std::int64_t) { return false; }), (std::vector<Change>{Change::kBegins, Change::kEnds}));
+  EXPECT_EQ(std::tuple(of.Last().kind, of.Last().begin, of.Last().end),
+            std::tuple(SlownessKind::kPersistent, 35, 47));
+}
+
+TEST(SlowRankTest, ABurstWithLittleEvidenceOfItsOwnCountsOnceThereAreOthers) {
+  RankBesideNoise of;
+  const auto in_burst = [](std::int64_t step) { return step % 50 >= 35 && step % 50 < 40; };
+  EXPECT_TRUE(of.Run(50, in_burst, 1.8).empty()) << "evidence of 9";
+  EXPECT_FALSE(of.Run(100, in_burst, 2.5).empty());
+  ASSERT_EQ(of.rank.found().size(), 1U);
+  EXPECT_EQ(of.Last().kind, SlownessKind::kBursts);
+  EXPECT_EQ(of.Last().begin, 35);
+  EXPECT_EQ(of.Last().steps, 15);
+}
+
+TEST(SlowRankTest, ARankThatIsSlowInAllStepsIsNotSlowAtRandom) {
+  RankBesideNoise of;
+  EXPECT_EQ(of.Run(8, [](std::int64_t) { return true; }), std::vector<Change>{Change::kBegins});
+  EXPECT_EQ(of.Last().kind, SlownessKind::kPersistent);
+  EXPECT_EQ(of.Last().Describe(),
+            "takes 2.4 times (95 %: 2.4 to 2.4) as long as the median rank, in 8 of 8 steps since step 0");
+  EXPECT_EQ(of.Run(60, [](std::int64_t step) { return step % 3 == 0; }), std::vector<Change>{Change::kChanges});
+  EXPECT_EQ(of.Last().kind, SlownessKind::kRandom) << "later steps were slow one by one";
 }
 
 TEST(SlownessTest, SaysHowSlowARankIs) {

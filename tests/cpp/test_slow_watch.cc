@@ -73,11 +73,12 @@ TEST(SlowWatchTest, KnowsOfEachRankWhatItHasTold) {
   EXPECT_TRUE(ranks.watch.ranks().empty()) << "steps are not watched yet";
   ranks.seconds[1] = 0.2;
   ranks.Run(4);
-  ranks.watch.Says(0, {{}, {{}, 1000}, {}});
+  ranks.watch.Says(0, {{}, {{}, 1000, 2.5}, {}});
   const auto known = ranks.watch.ranks();
   ASSERT_EQ(known.size(), 3U);
   EXPECT_EQ(known[0].steps, 20);
   EXPECT_EQ(known[0].bytes, 1000);
+  EXPECT_DOUBLE_EQ(known[0].step_seconds, 2.5);
   EXPECT_DOUBLE_EQ(known[1].compute_seconds, 4.0);
   EXPECT_NEAR(known[2].signs.throttled, 0.4, 1e-9);
   ASSERT_TRUE(known[1].slowness);

@@ -52,8 +52,10 @@ TEST_F(StepTimerTest, AStepComputesFromTheLastResultToTheLastArrival) {
   EXPECT_EQ(std::tuple(*Last().begin, Last().handed, Last().result), std::tuple(15ms, 45ms, 47ms));
   EXPECT_EQ(std::tuple(Last().round, Last().late, Last().staleness), std::tuple(7, true, 3));
   EXPECT_EQ(timer_.Take(), (std::vector<TimedStep>{{1, 0.030}}));
+  EXPECT_DOUBLE_EQ(timer_.TakeSeconds(), 0.033) << "until the next step begins";
   timer_.Flush();
   EXPECT_EQ(timer_.Take(), (std::vector<TimedStep>{{2, 0.012}, {3, 0.030}}));
+  EXPECT_DOUBLE_EQ(timer_.TakeSeconds(), 0.042);
   ArriveAndGet(500ms);
   timer_.Flush();
   EXPECT_FALSE(Last().begin) << "a pause is no step";

@@ -30,7 +30,10 @@ def bucket(on_time: list[int], late: list[int], staleness: dict[int, int]) -> di
     return {"on_time": on_time, "late": late, "rounds": max(on_time, default=0), "staleness": staleness}
 
 
-RANKS = [rank(100, 5.0, processors=0.5), rank(90, 9.0, 2.0, "persistent", processors=1.25, throttled=0.4)]
+RANKS = [
+    rank(100, 5.0, processors=0.5, step_seconds=50.0),
+    rank(90, 9.0, 2.0, "persistent", processors=1.25, throttled=0.4, step_seconds=90.0),
+]
 STATISTICS = {
     0: {
         "optimizer.0": bucket([100, 60], [0, 30], {0: 130, 1: 30}),
@@ -56,7 +59,10 @@ def test_names_follow_prometheus() -> None:
     kinds = dict(re.findall(r"# TYPE (\S+) (\S+)", text))
     assert all(name.startswith("horovod_partial_") for name in kinds)
     assert {name for name, kind in kinds.items() if kind == "counter"} == {n for n in kinds if n.endswith("_total")}
-    assert {name for name in kinds if "second" in name} == {"horovod_partial_compute_seconds_total"}
+    assert {name for name in kinds if "second" in name} == {
+        "horovod_partial_compute_seconds_total",
+        "horovod_partial_step_seconds_total",
+    }
 
 
 def test_each_metric_has_the_value_of_the_job() -> None:
@@ -64,6 +70,7 @@ def test_each_metric_has_the_value_of_the_job() -> None:
     assert found.of("ranks") == 2
     assert found.of("steps_total", rank="1") == 90
     assert found.of("compute_seconds_total", rank="1") == 9.0
+    assert found.of("step_seconds_total", rank="1") == 90.0
     assert found.of("bytes_total", rank="0") == 400e6
     assert found.of("slowness_ratio", rank="1") == 2.0
     assert found.label("slowness_ratio", "kind", rank="1") == "persistent"
@@ -107,7 +114,10 @@ def printed(*frames: Any) -> str:
 
 
 def test_top_shows_what_happened_between_two_scrapes() -> None:
-    ranks = [rank(120, 6.0, processors=0.5), rank(100, 10.5, 2.0, "persistent", processors=1.25)]
+    ranks = [
+        rank(120, 6.0, processors=0.5, step_seconds=60.0),
+        rank(100, 10.5, 2.0, "persistent", processors=1.25, step_seconds=100.0),
+    ]
     statistics = {0: {"optimizer.0": bucket([210, 150], [10, 70], {0: 390, 1: 50})}}
     shown = printed(top.show(scrape(10.0), scrape(20.0, ranks, statistics)))
     rows = [re.split("  +", line.strip()) for line in shown.splitlines() if re.match(r" +\d", line)]
@@ -171,11 +181,32 @@ def test_top_takes_an_address_or_a_url() -> None:
         server.shutdown()
 
 
+def rates(*frames: Any) -> list[str]:
+    """The steps per second that each row shows."""
+    return re.findall(r"(?m)^ +\d+ +(\d+\.\d\d) ", printed(*frames))
+
+
 def test_rates_are_means_over_half_a_minute() -> None:
-    scrapes = [scrape(10.0 * n, [rank(n // 2, 0.0), rank(n // 2, 0.0)], {}) for n in range(9)]  # a step takes 20 s
-    shown = itertools.islice(top.frames(iter(scrapes).__next__, 10.0, lambda seconds: None), 8)
-    rates = re.findall(r"(?m)^ +0 +(\S+) ", printed(*shown))
-    assert rates[2:] == ["0.03", "0.07", "0.03", "0.07", "0.03", "0.07"]
+    looks = [scrape(10.0 * n, [rank(n // 2, 0.0, step_seconds=20.0 * (n // 2))], {}) for n in range(9)]
+    shown = itertools.islice(top.frames(iter(looks).__next__, 10.0, lambda seconds: None), 8)
+    assert rates(*shown) == ["0.00", *["0.05"] * 7]
+
+
+def test_ranks_in_lock_step_have_equal_rates_whenever_they_report() -> None:
+    """Each rank reports once a second. The last report of rank 1 has not come yet when `top --once` looks again."""
+    step = 0.167
+    before = [rank(n, 0.1 * n, step_seconds=step * n) for n in (600, 599)]
+    after = [rank(n, 0.1 * n, step_seconds=step * n) for n in (612, 605)]
+    frame = top.show(scrape(100.0, before, {}), scrape(102.0, after, {}))
+    assert rates(frame) == ["5.99", "5.99"]
+    assert re.findall(r"\d+%", printed(frame)) == ["60%", "60%"]
+
+
+def test_a_rank_that_has_stopped_has_a_rate_that_falls() -> None:
+    before = scrape(60.0, [rank(590, 59.0, step_seconds=59.0)], {})
+    soon, later = (scrape(time, [rank(600, 60.0, step_seconds=60.0)], {}) for time in (61.5, 71.0))
+    assert [rates(top.show(before, look)) for look in (soon, later)] == [["10.00"], ["1.12"]]
+    assert rates(top.show(soon, later)) == ["0.00"]
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 
 from horovod_partial import cli
 from horovod_partial.insight import recording
-from horovod_partial.insight.report import Summary
+from horovod_partial.insight.report import Summary, comparison
 
 RANKS = 8
+AFTER = "20261124T080000.000000Z"  # the name of a later run
 
 
 # --- Summaries --------------------------------------------------------------------------------------------------------
@@ -60,6 +61,76 @@ def test_slow_ranks_are_found_in_recordings(summary: Summary) -> None:
         ),
         summary.answer,
     )
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two runs of a job. In the second one rank 3 has been mended, rank 0 is slow, and ranks are fewer."""
+    folder: Path = tmp_path_factory.mktemp("two_runs")
+    synthetic.write(folder, Job(compute_times()))
+    after = compute_times()[:200, :6]
+    after[:, 3] /= 1.6
+    after[:, 0] *= 1.5
+    synthetic.write(folder, Job(after, 5, run=AFTER))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def both(two_runs: Path) -> comparison.Runs:
+    return comparison.labelled([Summary.of(recording.load(two_runs, run)) for run in (synthetic.RUN, AFTER)])
+
+
+def test_what_has_changed_comes_first(both: comparison.Runs) -> None:
+    first, *each = comparison.sentences(both)
+    told = re.fullmatch(
+        r"After: (a step takes (\S+) ms in place of (\S+) \((\S+) times faster\)); each rank waits for (\S+)% of the time "
+        r"in place of (\S+)%; rank 3 is no longer slow; rank 1 is still slow \(bursts\); rank 0 is slow now "
+        r"\(persistent\); 6 ranks in place of 8; policy quorum:5 in place of full\.",
+        first,
+    )
+    assert told, first
+    assert comparison.headline(both) == told[1].capitalize()
+    after, before, times, waits_after, waits_before = map(float, told.groups()[1:])
+    for milliseconds, of in ((after, both["after"]), (before, both["before"])):
+        parts = [rank.steps.compute + rank.steps.wait + rank.steps.reduce for rank in of.ranks]
+        assert milliseconds == pytest.approx(1e3 * np.mean(parts), abs=0.06)
+    assert times == pytest.approx(before / after, abs=0.01)
+    assert waits_after < waits_before
+    assert each[:2] == [f"Before: {both['before'].answer}", f"Before: {both['before'].waiting}"]
+    assert each[2:] == [f"After: {both['after'].answer}", f"After: {both['after'].waiting}"]
+
+
+def test_what_has_not_changed_is_told(both: comparison.Runs) -> None:
+    of = both["before"]
+    first = comparison.sentences(comparison.labelled([of, of]))[0]
+    step, waits = (
+        f"a step takes {1e3 * of.step_seconds:.1f} ms",
+        f"each rank waits for {of.waited_share:.0%} of the time",
+    )
+    still = "ranks 3, 1 and 6 are still slow (persistent, bursts, random)"
+    assert first == f"After: {step}, as before; {waits}, as before; {still}."
+    slower = comparison.sentences(comparison.labelled([both["after"], of]))[0]
+    assert re.search(r"ms in place of \S+ \(\S+ times slower\)", slower)
+    assert "rank 0 is no longer slow" in slower
+
+
+@pytest.mark.parametrize(
+    ("steps", "starved", "told"),
+    [
+        (100, 0.1, "no rank is slow any more."),
+        (10, 0.1, "too few steps to tell which rank is slow any more."),
+        (100, 0.8, "the machine was too loaded to tell which rank is slow any more."),
+    ],
+)
+def test_a_rank_is_called_mended_only_if_that_can_be_told(
+    tmp_path: Path, steps: int, starved: float, told: str
+) -> None:
+    slow = synthetic.even(100, 4)
+    slow[:, 2] *= 1.5
+    synthetic.write(tmp_path, Job(slow))
+    synthetic.write(tmp_path, Job(synthetic.even(steps, 4), run=AFTER, hosts=[Host("worker-0", starved=starved)]))
+    runs = [Summary.of(recording.load(tmp_path, run)) for run in (synthetic.RUN, AFTER)]
+    assert comparison.sentences(comparison.labelled(runs))[0].endswith(f"; {told}")
 
 
 def test_waiting_is_set_against_full(summary: Summary) -> None:
@@ -232,6 +303,33 @@ def test_the_command_shows_a_table_and_writes_a_page(run: Path, summary: Summary
     assert report(run, "--run", synthetic.RUN)[0] == 0
 
 
+def test_the_command_compares_two_runs(two_runs: Path, both: comparison.Runs, tmp_path: Path) -> None:
+    status, output = report(two_runs / synthetic.RUN, two_runs / AFTER, "--output", tmp_path / "page.html")
+    assert status == 0
+    lines = output.splitlines()
+    assert lines[:5] == comparison.sentences(both)
+    assert [line.rstrip() for line in lines[5:7]] == [
+        f"{label.capitalize()}: {run.title}" for label, run in both.items()
+    ]
+    rows = [re.split(r" *│ *", line)[1:-1] for line in lines if line.startswith("│")]
+    assert [row[0] for row in rows[:6]] == [str(rank.rank) for rank in both["after"].slowest_first]
+    assert {row[0] for row in rows[6:]} == {"6", "7"}
+    cells = {row[0]: row[1:] for row in rows}
+    assert re.fullmatch(r"1\.6\d persistent", cells["3"][0])
+    assert cells["3"][1] == "-"
+    assert re.fullmatch(r"1\.[78]\d bursts", cells["1"][1])
+    assert cells["7"][1::2] == ["-", "-", "-"], "the second run has no rank 7"
+    assert cells["3"][2:4] == [f"{1e3 * run.ranks[3].steps.compute.mean():.1f}" for run in both.values()]
+    assert report(two_runs, "--run", synthetic.RUN, "--run", AFTER) == (0, output)
+    assert f"<h1>{comparison.headline(both)}</h1>" in (tmp_path / "page.html").read_text()
+
+
+def test_the_command_shows_two_runs_at_most(run: Path) -> None:
+    told = "a report shows one run or two: give --run once for each of them, or name their folders\n"
+    for arguments in ([run, run, run], [run, run, "--run", synthetic.RUN], [run, *["--run", synthetic.RUN] * 3]):
+        assert report(*arguments) == (2, told)
+
+
 def test_the_command_refuses_what_it_cannot_read(run: Path, tmp_path: Path) -> None:
     told = "holds no recording: no file of it or of a folder in it is named rank-RANK.SEGMENT.jsonl"
     assert report(tmp_path) == (2, f"{tmp_path} {told}\n")
@@ -263,7 +361,16 @@ def page(summary: Summary, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from horovod_partial.insight.report import page
 
     path: Path = tmp_path_factory.mktemp("page") / "report.html"
-    page.write(summary, path)
+    page.write(comparison.labelled([summary]), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def page_of_two(both: comparison.Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from horovod_partial.insight.report import page
+
+    path: Path = tmp_path_factory.mktemp("page") / "both.html"
+    page.write(both, path)
     return path
 
 
@@ -302,6 +409,36 @@ def test_each_plot_has_data_a_title_axes_and_a_reading(page: Path, summary: Summ
     assert parts["compute"] == pytest.approx([1e3 * rank.slowness.compute for rank in summary.ranks])
 
 
+def test_the_text_and_the_map_count_steps_alike(page: Path, summary: Summary) -> None:
+    heat = embedded(page.read_text(), 0)[0][0]
+    dark = np.flatnonzero(values(heat["z"])[1] > 1.5)
+    worst = summary.ranks[1].slowness.worst
+    assert worst
+    assert values(heat["x"])[dark[0]] == worst.begin == 19, "the first step has no begin, so it is not counted"
+
+
+def test_two_runs_have_the_same_scales(page_of_two: Path, both: comparison.Runs) -> None:
+    html = page_of_two.read_text()
+    (heat,), _ = embedded(html, 0)
+    times = values(heat["z"])
+    assert times.shape == (8 + 6, 239)
+    assert list(heat["y"]) == [f"rank {n}, before" for n in range(8)] + [f"rank {n}, after" for n in range(6)]
+    assert np.isnan(times[8:, 199:]).all(), "the second run has ended"
+    normal = min(rank.slowness.compute for run in both.values() for rank in run.ranks)
+    assert np.nanmean(times[8 + 2]) == pytest.approx(both["after"].ranks[2].slowness.compute / normal, rel=1e-3)
+    lines = {plotted["name"]: plotted["line"] for plotted in embedded(html, 1)[0]}
+    assert lines["rank 1, before"]["color"] == lines["rank 1, after"]["color"]
+    assert lines["rank 1, before"]["dash"] != lines["rank 1, after"]["dash"]
+    bars = embedded(html, 2)[0]
+    runs_of_ranks = [*((n, label) for n in range(6) for label in both), (6, "before"), (7, "before")]
+    assert all(list(bar["y"]) == [f"rank {n}, {label}" for n, label in runs_of_ranks] for bar in bars)
+    waited = {plotted["name"]: values(plotted["y"])[-1] for plotted in embedded(html, 3)[0]}
+    assert waited["recorded, full, before"] == pytest.approx(both["before"].waited.sum())
+    assert waited["recorded, quorum:5, after"] == pytest.approx(both["after"].waited.sum())
+    assert "under Full(), computed, before" not in waited, "that is what was recorded"
+    assert html.count('<tr class="slow">') == 4
+
+
 def test_the_page_has_the_answer_and_needs_no_network(page: Path, summary: Summary) -> None:
     html = page.read_text()
     assert f"<h1>{summary.headline}</h1>" in html
@@ -328,7 +465,10 @@ def is_light(colour: str) -> bool:
 # Its plots are all that there are.
 @pytest.mark.parametrize("run", [5], ids=["quorum"], indirect=True)
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
-def test_a_browser_draws_each_plot(page: Path, summary: Summary, width: int, scheme: Any) -> None:
+@pytest.mark.parametrize("of", ["page", "page_of_two"])
+def test_a_browser_draws_each_plot(request: pytest.FixtureRequest, run: Path, of: str, width: int, scheme: Any) -> None:
+    page: Path = request.getfixturevalue(of)
+    titles = [*TITLES[True][:-1], TITLES[True][-1] + (", after" if of == "page_of_two" else "")]
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     with playwright.sync_playwright() as tools:
         path = browser_path()
@@ -341,7 +481,6 @@ def test_a_browser_draws_each_plot(page: Path, summary: Summary, width: int, sch
             view.on("pageerror", lambda error: wrong.append(str(error)))
             view.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
             view.goto(page.as_uri())
-            titles = TITLES[summary.steps.rounds]
             view.wait_for_function(f"document.querySelectorAll('.plot .main-svg .xtitle').length >= {len(titles)}")
             for number, title in enumerate(titles):
                 plot = view.locator(".plot").nth(number)

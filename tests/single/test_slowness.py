@@ -89,6 +89,30 @@ def test_bursts_have_a_length_and_a_period() -> None:
     assert str(burst).endswith(", in bursts of 25 steps every 90")
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_bursts_beside_noise_begin_with_the_first(seed: int) -> None:
+    print("seed", seed)
+    rng = np.random.default_rng(seed)
+    compute = np.full((260, 4), 0.05)
+    compute[:, 3] *= 1.6
+    compute[np.arange(260) % 50 >= 35, 1] *= 2.5
+    compute = (compute + 0.003) * rng.lognormal(0.0, 0.03, compute.shape)
+    compute += np.where(rng.random(compute.shape) < 0.3, rng.exponential(0.02, compute.shape), 0.0)
+    for begin, steps in ((35, compute), (85, np.r_[compute[:35], compute[:15], compute[50:]])):
+        worst = slowness.of_job([0, 1, 2, 3], steps)[1].worst
+        assert worst
+        assert (worst.kind, worst.begin) == ("bursts", pytest.approx(begin, abs=4))
+
+
+def test_a_rank_that_was_slow_twice_is_described_by_the_worse_time() -> None:
+    compute = synthetic.even(1200, 4)
+    compute[20:40, 1] *= 2.0
+    compute[1000:1060, 1] *= 2.0  # too long after the first time to be another burst
+    slow = slowness.of_job([0, 1, 2, 3], compute)[1]
+    assert [(time.kind, time.begin) for time in slow.times] == [("persistent", 20), ("persistent", 1000)]
+    assert str(slow).endswith(" from step 1000 to 1059 (the worst of 2 times)")
+
+
 def test_steps_that_are_long_for_all_make_nobody_slow() -> None:
     compute = synthetic.even(400, 4)
     compute *= np.random.default_rng(1).uniform(1.0, 2.0, 400)[:, None]  # batches of other lengths

@@ -10,6 +10,7 @@ namespace {
 
 constexpr double kBegin = 10, kEnd = 8;  // the evidence at which slowness begins (with few ranks) or ends
 constexpr double kNearlyAll = 5;         // with this much evidence for kAll, no other hypothesis is accepted
+constexpr double kMostly = 0.7;          // from this share of slow steps on, "nearly all" fits better than 40 %
 constexpr double kLeastLost = 2;         // a rank counts as slow only if its slowness has cost this many steps,
 constexpr double kLeastCost = 0.01;      // and this share of all steps since the slowness began
 constexpr std::size_t kKept = 512;       // the number of steps that are kept
@@ -54,8 +55,8 @@ SlowRank::Change SlowRank::Observe(const ComparedStep& step) {
   if (steps_.size() > kKept) steps_.pop_front();
   if (span_) Extend(step);
   const auto which = Begins(step);
-  const bool is_new = !span_ || (which == kAll && span_->which != kAll);
-  if (which && is_new && (which == kAll || !in_bursts())) Begin(*which, step);
+  const bool is_new = !span_ || (which == kAll && !in_bursts() && !IsNearlyAll(*span_));
+  if (which && is_new) Begin(*which, step);
   if (span_ && span_->over >= kEnd) return End();
   return Tell(step.step);
 }
@@ -78,14 +79,22 @@ std::optional<std::size_t> SlowRank::Begins(const ComparedStep& step) {
     of.lost += step.lost;
     const auto steps = static_cast<double>(step.step - of.begin + 1);
     const double least_lost = std::max(kLeastLost, steps * kLeastCost);
-    // If nearly all of the last steps are slow, kAll will have enough evidence soon. Other hypotheses must wait.
-    const bool fits = which == kAll || evidence_[kAll].sum < kNearlyAll;
+    // If nearly all of the last steps are slow, kAll may have enough evidence soon. Other hypotheses wait for it until a
+    // step is not slow. Between bursts, only another burst can begin.
+    const bool waits = which != kAll && evidence_[kAll].sum >= kNearlyAll;
+    const bool fits = IsNearlyAll({which, of.begin, step.step + 1, 0, of.slow}) ? !waits || !step.slow
+                                                                                : !waits && !in_bursts();
     // If a share of the steps is slow anyway, several slow steps in a row are likely. So more evidence is needed.
     const double least = span_ && span_->which != kAll ? 2 * begin_ : begin_;
     const bool enough = fits && of.sum >= least && of.lost >= least_lost;
     if (enough && (!best || of.sum > evidence_[*best].sum)) best = which;
   }
   return best;
+}
+
+bool SlowRank::IsNearlyAll(const Span& span) {
+  const auto steps = static_cast<double>(span.end - span.begin);
+  return span.which == kAll || static_cast<double>(span.slow) >= kMostly * steps;
 }
 
 void SlowRank::Begin(std::size_t which, const ComparedStep& step) {
@@ -103,10 +112,10 @@ void SlowRank::Begin(std::size_t which, const ComparedStep& step) {
   Span span;
   span.which = which;
   span.begin = evidence.begin;
-  span.end = step.step + 1;
+  span.end = step.step + (IsSlow(step, which) ? 1 : 0);
   span.slow = evidence.slow;
   span.lost = evidence.lost;
-  if (which == kAll && !in_bursts() && !ended_.empty()) {
+  if (IsNearlyAll(span) && !in_bursts() && !ended_.empty()) {
     const Span last = ended_.back();
     const std::int64_t gap = evidence.begin - last.end, length = last.end - last.begin;
     if (gap > kRare * length) ForgetEnded();
@@ -144,6 +153,27 @@ void SlowRank::ForgetEnded() {
   ended_lost_ = 0;
 }
 
+// Adds a burst before those in `ended_`. Alone it had too little evidence, but as one of several it needs less.
+void SlowRank::LookBack() {
+  double most = kEnd;
+  Evidence of;
+  std::optional<Span> found;
+  for (const ComparedStep& one : steps_) {
+    if (one.step >= ended_.front().begin) break;
+    if (of.sum <= 0) of = {0, one.step, 0, 0};
+    of.sum += one.level;
+    of.slow += one.level > 0 ? 1 : 0;
+    of.lost += one.lost;
+    if (of.sum < most) continue;
+    most = of.sum;
+    found = Span{kAll, of.begin, one.step + 1, 0, of.slow, of.lost};
+  }
+  if (!found || ended_.front().begin - found->end > kRare * (found->end - found->begin)) return;
+  ended_.push_front(*found);
+  ended_slow_ += found->slow;
+  ended_lost_ += found->lost;
+}
+
 // Ends the present span. Returns the change to report. A pause between bursts is no change.
 SlowRank::Change SlowRank::End() {
   const bool bursts = in_bursts();
@@ -151,7 +181,7 @@ SlowRank::Change SlowRank::End() {
     Measure(found_.back());
     found_.back().end = span_->end;
   }
-  if (span_->which == kAll) {
+  if (bursts || IsNearlyAll(*span_)) {
     ended_.push_back(*span_);
     ended_slow_ += span_->slow;
     ended_lost_ += span_->lost;
@@ -196,27 +226,30 @@ SlowRank::Change SlowRank::Tell(std::int64_t step) {
     const double patience = std::max(1.5 * period, std::min(kPatience * period, kMostPatience));
     if (!span_ && static_cast<double>(step - ended_.back().begin) <= patience) return Change::kNone;
     const std::optional<Span> present = std::exchange(span_, std::nullopt);
-    Measure(found_.back());
-    found_.back().end = ended_.back().end;
+    Slowness& over = found_.back();
+    Measure(over);
+    over.end = ended_.back().end;
+    if (ended_.size() == 1) over.kind = SlownessKind::kPersistent;  // what seemed to be a second burst is none
     ForgetEnded();
     span_ = present;
     return span_ ? Found(SlownessKind::kPersistent, span_->begin, Change::kChanges) : Change::kEnds;
   }
   if (!span_) return Change::kNone;
-  if (span_->which == kAll && !ended_.empty()) {
+  const bool nearly_all = IsNearlyAll(*span_);
+  if (nearly_all && !ended_.empty()) {
     // The earlier bursts are in `found_` one by one. A single item for all bursts replaces them.
+    LookBack();
     const std::int64_t first = ended_.front().begin;
     while (!found_.empty() && found_.back().begin >= first) found_.pop_back();
     return Found(SlownessKind::kBursts, first, Change::kBegins);
   }
-  if (!slow())
-    return Found(span_->which == kAll ? SlownessKind::kPersistent : SlownessKind::kRandom, span_->begin,
-                 Change::kBegins);
+  const SlownessKind kind = nearly_all ? SlownessKind::kPersistent : SlownessKind::kRandom;
+  if (!slow()) return Found(kind, span_->begin, Change::kBegins);
   Slowness& lasts = found_.back();
   Measure(lasts);
-  const bool grows = lasts.kind == SlownessKind::kPersistent && step % kOften == 0 && Grows();
-  if (grows) lasts.kind = SlownessKind::kGrowing;
-  if (!grows && lasts.low <= kMuch * told_ && lasts.high >= told_ / kMuch) return Change::kNone;
+  const bool grows = nearly_all && (lasts.kind == SlownessKind::kGrowing || (step % kOften == 0 && Grows()));
+  const SlownessKind before = std::exchange(lasts.kind, grows ? SlownessKind::kGrowing : kind);
+  if (lasts.kind == before && lasts.low <= kMuch * told_ && lasts.high >= told_ / kMuch) return Change::kNone;
   told_ = lasts.factor;
   return Change::kChanges;
 }
@@ -262,7 +295,7 @@ void SlowRank::Measure(Slowness& told) const {
       if (next > ended_[i].begin) periods.push_back(static_cast<double>(next - ended_[i].begin));
     }
     told.burst = Median(lengths);
-    told.period = Median(periods);
+    if (!periods.empty()) told.period = Median(periods);
   }
   if (span_) {
     told.steps += span_->slow;

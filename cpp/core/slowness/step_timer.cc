@@ -92,6 +92,7 @@ void StepTimer::PassOnBut(std::size_t kept) {
     pass_on_(step);
     if (!step.begin || step.handed == begin || computed_.size() == kMost) continue;
     computed_.push_back({step.number, ToSeconds(step.handed - begin - step.blocked)});
+    seconds_ += ToSeconds((rows_.size() > 1 ? *rows_[1].begin : std::max(step.result, step.handed)) - begin);
   }
 }
 

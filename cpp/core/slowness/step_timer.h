@@ -33,10 +33,11 @@ struct TimedStep {
 struct StepReport {
   std::vector<TimedStep> ended;  // the steps that have ended since the last report
   std::int64_t bytes = 0;        // the bytes that the rank has handed over for reduction since the last report
+  double seconds = 0;            // how long the steps in `ended` took, with waits and reductions
 
   template <class Self>
   static auto Fields(Self& self) {
-    return std::make_tuple(Named("ended", self.ended), Named("bytes", self.bytes));
+    return std::make_tuple(Named("ended", self.ended), Named("bytes", self.bytes), Named("seconds", self.seconds));
   }
 };
 
@@ -114,6 +115,8 @@ class StepTimer {
   void Flush();
   // Returns the compute times of the steps since the last call. While kMost times are untaken, new ones are dropped.
   std::vector<TimedStep> Take() { return std::exchange(computed_, {}); }
+  // Returns how long the steps took whose compute times Take returns, in seconds, with waits and reductions.
+  double TakeSeconds() { return std::exchange(seconds_, 0); }
   // Returns how many bytes have been handed over so far.
   std::size_t bytes() const { return bytes_; }
 
@@ -133,6 +136,7 @@ class StepTimer {
   Time resumed_{0};       // when the last result came, or the last wait for a round ended
   Spans blocked_, reductions_;
   std::vector<TimedStep> computed_;
+  double seconds_ = 0;  // the time of the steps in `computed_`, from the begin of each to the begin of the next
   std::size_t bytes_ = 0;
 };
 

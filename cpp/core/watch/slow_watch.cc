@@ -25,6 +25,7 @@ void SlowWatch::Says(Rank rank, const Beat& beat) {
   WatchedRank& watched = ranks_[Index(rank)];
   for (const TimedStep& step : beat.steps.ended) watched.compute_seconds += step.seconds;
   watched.steps += static_cast<std::int64_t>(beat.steps.ended.size());
+  watched.step_seconds += beat.steps.seconds;
   watched.bytes += beat.steps.bytes;
   MachineSigns& signs = watched.signs;
   Average(signs.processors, beat.signs.processors);

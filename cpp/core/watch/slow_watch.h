@@ -18,6 +18,7 @@ namespace horovod_partial {
 struct WatchedRank {
   std::int64_t steps = 0;
   double compute_seconds = 0;        // the compute time of these steps together
+  double step_seconds = 0;           // the whole time of these steps, with waits and reductions
   std::int64_t bytes = 0;            // the bytes that the rank has handed over for reduction
   MachineSigns signs;                // means over recent heartbeats
   std::optional<Slowness> slowness;  // set while the rank is slow

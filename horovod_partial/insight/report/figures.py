@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
+from horovod_partial.insight.recording import RankSteps
+from horovod_partial.insight.report.comparison import Runs, name
 from horovod_partial.insight.report.summary import Summary
 
 Floats = NDArray[np.float64]
@@ -19,6 +21,7 @@ Floats = NDArray[np.float64]
 _COMPUTE, _WAIT, _REDUCE = "#0072B2", "#E69F00", "#009E73"
 _COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _GREY = "#999999"
+_DASHES = {"": "solid", "before": "dot", "after": "solid"}  # of the lines of a run, by its label
 _HEAT = [[0.0, "#f4f6f8"], [0.35, "#F3C969"], [0.7, "#D55E00"], [1.0, "#6b1d00"]]
 _COLUMNS, _CELLS = 1000, 60_000  # the most columns and cells of a heat map: larger ones make browsers slow
 _WINDOWS = 60
@@ -28,38 +31,38 @@ _POINTS = 3000
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure of a report, its title, and a text that says how to read it."""
+    """A figure of a report, its title, and a text that says how to read it. All runs are in it, with the same scales."""
 
     title: str
     reading: str
     figure: go.Figure
 
 
-def plots(summary: Summary) -> list[Plot]:
-    """Return the plots that the recording has data for, in the order of the page."""
-    made = [_compute_times(summary), _slow_ranks(summary), _parts(summary), _waiting(summary)]
-    ranks = summary.steps.ranks
-    if summary.shares_work:
-        darker = "it made more of the micro-batches of an update."
-        of_ranks = [steps.micro_batches for steps in ranks]
-        made.append(_of_each_rank(summary, of_ranks, "Micro-batches", darker, "micro-batches in an update"))
-    elif summary.steps.rounds:
+def plots(runs: Runs) -> list[Plot]:
+    """Return the plots that the recordings have data for, in the order of the page."""
+    made = [_compute_times(runs), _slow_ranks(runs), _parts(runs), _waiting(runs)]
+    if sharing := {label: run for label, run in runs.items() if run.shares_work}:
+        darker, unit = "it made more of the micro-batches of an update.", "micro-batches in an update"
+        made.append(_of_each_rank(sharing, lambda steps: steps.micro_batches, "Micro-batches", darker, unit))
+    if late := {label: run for label, run in runs.items() if run.steps.rounds and not run.shares_work}:
         darker = "more of its steps had a contribution that came too late for its round and travelled with a later one."
-        late = [100.0 * steps.late for steps in ranks]
-        made.append(_of_each_rank(summary, late, "Late steps", darker, "% of steps", most=100.0))
+        made.append(
+            _of_each_rank(late, lambda steps: 100.0 * steps.late, "Late steps", darker, "% of steps", most=100.0)
+        )
         darker = "it had missed more rounds before a step, so it computed with an older model."
-        made.append(_of_each_rank(summary, [steps.staleness for steps in ranks], "Staleness", darker, "rounds missed"))
-        made += _rounds(summary)
+        made.append(_of_each_rank(late, lambda steps: steps.staleness, "Staleness", darker, "rounds missed"))
+        made += [plot for label, run in late.items() for plot in _rounds(run, label)]
     return made
 
 
-def _compute_times(summary: Summary) -> Plot:
-    compute = summary.steps.compute.T
-    normal = min(rank.slowness.compute for rank in summary.ranks)
-    edges, times = _windows(summary, compute / normal, max(_WINDOWS, min(_COLUMNS, _CELLS // len(compute))))
-    most = max(1.5, float(np.quantile(times, 0.995)))
-    figure = _heat(summary, edges, times, "of the fastest's mean", (1.0, most))
-    each = "step" if len(edges) == len(summary.waited) else "few steps"
+def _compute_times(runs: Runs) -> Plot:
+    ranks = [rank for run in runs.values() for rank in run.ranks]
+    normal = min(rank.slowness.compute for rank in ranks)
+    windows = max(_WINDOWS, min(_COLUMNS, _CELLS // len(ranks)))
+    edges, times = _windows([run.steps.compute.T / normal for run in runs.values()], windows)
+    most = max(1.5, float(np.nanquantile(times, 0.995)))
+    figure = _heat(runs, edges, times, "of the fastest's mean", (1.0, most))
+    each = "step" if len(edges) > edges[-1] else "few steps"
     return Plot(
         "Compute time of each rank",
         f"A row is a rank, and a column is a {each}. Darker colours mean longer computation. A dark row is a rank that is always "
@@ -68,79 +71,95 @@ def _compute_times(summary: Summary) -> Plot:
     )
 
 
-def _slow_ranks(summary: Summary) -> Plot:
-    ranks = (summary.slow or summary.slowest_first)[:_LINES]
-    series = np.array([np.median(summary.steps.compute, axis=1), *(rank.steps.share for rank in ranks)])
-    edges, times = _windows(summary, 1e3 * series, _COLUMNS)
+def _slow_ranks(runs: Runs) -> Plot:
+    slow = [rank.rank for run in runs.values() for rank in run.slow]
+    slowest = slow or [rank.rank for run in runs.values() for rank in run.slowest_first]
+    colours = dict(zip(dict.fromkeys(slowest), _COLOURS[: _LINES // len(runs)], strict=False))
+    series, lines = [], []
+    for label, run in runs.items():
+        shown = [rank for rank in run.slowest_first if rank.rank in colours]
+        series.append(1e3 * np.array([np.median(run.steps.compute, axis=1), *(rank.steps.share for rank in shown)]))
+        of_run = [("median of all ranks", _GREY), *((f"rank {rank.rank}", colours[rank.rank]) for rank in shown)]
+        lines += [(name(text, label), {"color": colour, "dash": _DASHES[label]}) for text, colour in of_run]
+    edges, times = _windows(series, _COLUMNS)
     figure = go.Figure()
-    names = ["median of all ranks", *(f"rank {rank.rank}" for rank in ranks)]
-    for name, values, colour in zip(names, times, (_GREY, *_COLOURS), strict=False):
-        figure.add_scatter(x=edges, y=values, name=name, mode="lines", line={"color": colour, "width": 1.3})
+    for (text, line), values in zip(lines, times, strict=True):
+        figure.add_scatter(x=edges[:-1], y=values, name=text, mode="lines", line={"width": 1.3, **line})
     _axes(figure, "step", "compute time (ms)", rangemode="tozero")
-    which = "slow ranks" if summary.slow else "slowest ranks"
+    which = "slow ranks" if slow else "slowest ranks"
     return Plot(
         f"Compute time of the {which}",
-        f"Each line is one of the {which} (at most {_LINES}). Where it lies on the grey line, the rank is as fast as the others.",
+        f"Each line is one of the {which} (at most {_LINES // len(runs)}). Where it lies on the grey line, the rank is as fast as the others.",
         figure,
     )
 
 
-def _parts(summary: Summary) -> Plot:
+def _parts(runs: Runs) -> Plot:
     figure = go.Figure()
-    names = [f"rank {rank.rank}" for rank in summary.ranks]
+    bars = [(name(f"rank {rank.rank}", label), rank) for label, run in runs.items() for rank in run.ranks]
+    bars.sort(key=lambda bar: bar[1].rank)  # so the bars of a rank in both runs lie side by side
+    names, ranks = [text for text, _ in bars], [rank for _, rank in bars]
     parts = (
-        ("compute", _COMPUTE, [rank.steps.compute.mean() for rank in summary.ranks]),
-        ("wait for others", _WAIT, [rank.steps.wait.mean() for rank in summary.ranks]),
-        ("reduction", _REDUCE, [rank.steps.reduce.mean() for rank in summary.ranks]),
+        ("compute", _COMPUTE, [rank.steps.compute.mean() for rank in ranks]),
+        ("wait for others", _WAIT, [rank.steps.wait.mean() for rank in ranks]),
+        ("reduction", _REDUCE, [rank.steps.reduce.mean() for rank in ranks]),
     )
-    for name, colour, seconds in parts:
-        figure.add_bar(y=names, x=1e3 * np.array(seconds), name=name, orientation="h", marker_color=colour)
+    for part, colour, seconds in parts:
+        figure.add_bar(y=names, x=1e3 * np.array(seconds), name=part, orientation="h", marker_color=colour)
     figure.update_layout(barmode="stack", height=_height(len(names)))
     _axes(figure, "mean time of a step (ms)", "", autorange="reversed", type="category")
+    figure.update_layout(margin_l=_left(names))
     return Plot(
         "What a step's time went to",
         "A bar is a rank's mean step. "
         + (
             "Under WorkSharing slow ranks compute as long as the others, and make fewer micro-batches."
-            if summary.shares_work
+            if any(run.shares_work for run in runs.values())
             else "The others wait for a rank with much blue and little orange."
         ),
         figure,
     )
 
 
-def _waiting(summary: Summary) -> Plot:
-    lines = [(f"recorded, {summary.steps.policy}", summary.waited, _WAIT, "solid")]
+def _waiting(runs: Runs) -> Plot:
     title, reading = (
         "Waiting",
         "The line adds up how long a rank has waited, on average. A policy that waits for nobody saves this time.",
     )
-    if summary.steps.rounds:
-        lines.append(("under Full(), computed", summary.waited_under_full, _GREY, "dash"))
+    if any(run.steps.rounds for run in runs.values()):
         title = "Waiting, against Full()"
         reading = (
-            "The lines add up how long a rank has waited, on average. One line is recorded. For the other, each step with these "
-            "compute times waits for its slowest rank. The difference is what the policy has saved."
+            "The lines add up how long a rank has waited, on average. Orange lines are recorded. For grey ones, each step with the "
+            "recorded compute times waits for its slowest rank. The difference is what the policy has saved."
         )
     figure = go.Figure()
-    step = summary.steps.ranks[0].step
-    rows = np.unique(np.linspace(0, len(step) - 1, min(len(step), _COLUMNS)).astype(int))
-    for name, seconds, colour, dash in lines:
-        line = {"color": colour, "dash": dash}
-        figure.add_scatter(x=step[rows], y=np.cumsum(seconds)[rows], name=name, mode="lines", line=line)
+    for label, run in runs.items():
+        lines = [(f"recorded, {run.steps.policy}", run.waited, _WAIT)]
+        if run.steps.rounds:
+            lines.append(("under Full(), computed", run.waited_under_full, _GREY))
+        steps = np.unique(np.linspace(0, len(run.waited) - 1, min(len(run.waited), _COLUMNS)).astype(int))
+        for text, seconds, colour in lines:
+            line = {"color": colour, "dash": _DASHES[label]}
+            figure.add_scatter(x=steps, y=np.cumsum(seconds)[steps], name=name(text, label), mode="lines", line=line)
     _axes(figure, "step", "waited so far (s)")
     return Plot(title, reading, figure)
 
 
 def _of_each_rank(
-    summary: Summary, values: list[NDArray[Any]], title: str, darker: str, unit: str, most: float | None = None
+    runs: Runs,
+    values: Callable[[RankSteps], NDArray[Any]],
+    title: str,
+    darker: str,
+    unit: str,
+    most: float | None = None,
 ) -> Plot:
-    edges, means = _windows(summary, np.array(values, dtype=np.float64), _WINDOWS)
+    of_runs = [np.array([values(steps) for steps in run.steps.ranks], dtype=np.float64) for run in runs.values()]
+    edges, means = _windows(of_runs, _WINDOWS)
     reading = f"A row is a rank. Darker colours mean that {darker}"
-    return Plot(title, reading, _heat(summary, edges, means, unit, (0.0, most or max(1.0, float(means.max())))))
+    return Plot(title, reading, _heat(runs, edges, means, unit, (0.0, most or max(1.0, float(np.nanmax(means))))))
 
 
-def _rounds(summary: Summary) -> Iterator[Plot]:
+def _rounds(summary: Summary, label: str) -> Iterator[Plot]:
     """Plot the rounds of the bucket of all ranks that moved the most bytes, in the order in which rank 0 closed them.
 
     Yields nothing if there are fewer than two rounds, or rank 0 was not recorded.
@@ -167,32 +186,36 @@ def _rounds(summary: Summary) -> Iterator[Plot]:
     figure.add_scatter(x=time, y=table["quorum"][rows], name="quorum", mode="lines", line=line)
     _axes(figure, "time (s)", "ranks on time", rangemode="tozero")
     yield Plot(
-        "Rounds, and the quorum",
+        name("Rounds, and the quorum", label),
         "A dot is a round. Its height is the number of ranks that were on time, and its colour tells why it closed. The line is "
         "the number of arrivals that the policy asked for.",
         figure,
     )
 
 
-def _windows(summary: Summary, values: Floats, most: int) -> tuple[NDArray[np.int64], Floats]:
-    """Divide the steps into at most `most` windows.
+def _windows(of_runs: list[Floats], most: int) -> tuple[NDArray[np.int64], Floats]:
+    """Divide the steps of all runs into at most `most` windows. Steps are counted as in `Slowness`, from 0 in each run.
 
-    Returns the first step of each window, and the means of the values within each window. `values` has the shape (rows,
-    steps), and the means have the shape (rows, windows).
+    `of_runs` has the values of each run, of the shape (rows, steps). Returns the first step of each window, and behind
+    them the end of the last; and the means of the values within each window, of the shape (rows of all runs, windows).
+    A mean is NaN if the run has ended before the window.
     """
-    step = summary.steps.ranks[0].step
-    begins = np.unique(np.linspace(0, len(step), min(len(step), most), endpoint=False).astype(int))
-    sizes = np.diff(np.r_[begins, len(step)])
-    return step[begins], np.add.reduceat(values, begins, axis=1) / sizes
+    steps = max(values.shape[1] for values in of_runs)
+    edges = np.r_[np.unique(np.linspace(0, steps, min(steps, most), endpoint=False).astype(int)), steps]
+    means = []
+    for values in of_runs:
+        begins = edges[edges < values.shape[1]]
+        sizes = np.diff(np.r_[begins, values.shape[1]])
+        after = ((0, 0), (0, len(edges) - 1 - len(begins)))
+        means.append(np.pad(np.add.reduceat(values, begins, axis=1) / sizes, after, constant_values=np.nan))
+    return edges, np.concatenate(means)
 
 
-def _heat(
-    summary: Summary, edges: NDArray[np.int64], values: Floats, unit: str, span: tuple[float, float]
-) -> go.Figure:
-    names = [f"rank {rank.rank}" for rank in summary.ranks]
+def _heat(runs: Runs, edges: NDArray[np.int64], values: Floats, unit: str, span: tuple[float, float]) -> go.Figure:
+    names = [name(f"rank {rank.rank}", label) for label, run in runs.items() for rank in run.ranks]
     figure = go.Figure()
     figure.add_heatmap(
-        x=np.r_[edges, summary.steps.ranks[0].step[-1] + 1],
+        x=edges,
         y=names,
         z=values.astype(np.float32),
         zmin=span[0],
@@ -209,12 +232,16 @@ def _heat(
         hovertemplate="%{y}, step %{x}: %{z:.2f} " + unit + "<extra></extra>",
     )
     _axes(figure, "step", "", autorange="reversed", type="category")
-    figure.update_layout(height=_height(len(names)) + 55, margin_t=10)
+    figure.update_layout(height=_height(len(names)) + 55, margin_t=10, margin_l=_left(names))
     return figure
 
 
 def _height(rows: int) -> int:
     return min(150 + 24 * rows, 900)
+
+
+def _left(names: list[str]) -> int:
+    return max(60, 8 * max(map(len, names)))
 
 
 def _axes(figure: go.Figure, x: str, y: str, **of_y: Any) -> None:

@@ -1,4 +1,4 @@
-"""Writes a report on a recording as an HTML page that works offline. Needs plotly; the package itself does not."""
+"""Writes a report on a recording, or on two, as an HTML page that works offline. Needs plotly; the package does not."""
 
 from __future__ import annotations
 
@@ -11,30 +11,26 @@ from string import Template
 
 from plotly.offline import get_plotlyjs
 
-from horovod_partial.insight.report import figures, text
-from horovod_partial.insight.report.summary import RankSummary, Summary
+from horovod_partial.insight.report import comparison, figures, text
+from horovod_partial.insight.report.comparison import Runs
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 
 
-def write(summary: Summary, path: str | PathLike[str]) -> None:
-    """Write the summary of a recording to an HTML page."""
-    plots = figures.plots(summary)
+def write(runs: Runs, path: str | PathLike[str]) -> None:
+    """Write a report to an HTML page."""
+    plots, rows = figures.plots(runs), text.rows(runs)
     page = Template(_TEMPLATE.read_text()).substitute(
-        run=escape(summary.recording.run),
-        size=summary.recording.size,
-        steps=len(summary.waited),
-        policy=escape(summary.steps.policy),
-        headline=escape(summary.headline),
-        answer=escape(summary.answer),
-        waiting=escape(summary.waiting),
-        columns="".join(_cell("th", name, name) for name in text.cells(summary, summary.ranks[0])),
-        rows="\n".join(_row(summary, rank) for rank in summary.slowest_first),
+        runs=_paragraphs(comparison.of_each(runs, lambda run: [run.title])),
+        headline=escape(comparison.headline(runs)),
+        sentences=_paragraphs(comparison.sentences(runs)),
+        columns="".join(_cell("th", column, column) for column in rows[0]),
+        rows="\n".join(map(_row, rows)),
         plots="\n".join(
             f'<section>\n<h2>{escape(plot.title)}</h2>\n<p>{escape(plot.reading)}</p>\n<div class="plot"></div>\n</section>'
             for plot in plots
         ),
-        remarks=_remarks(summary.remarks),
+        remarks=_remarks(comparison.of_each(runs, lambda run: run.remarks)),
         # Write "<" as an escape of JSON, because the text "</script>" would end the page's script.
         figures=f"[{','.join(plot.figure.to_json() for plot in plots)}]".replace("<", "\\u003c"),
         # plotly's JavaScript is 4.5 MB; compressed and as text, it is less than half of that.
@@ -44,13 +40,18 @@ def write(summary: Summary, path: str | PathLike[str]) -> None:
 
 
 def _cell(tag: str, column: str, value: str) -> str:
-    kind = ' class="text"' if column in text.WORDS else ""
+    kind = ' class="text"' if column.startswith(text.WORDS) else ""
     return f"<{tag}{kind}>{escape(value)}</{tag}>"
 
 
-def _row(summary: Summary, rank: RankSummary) -> str:
-    kind = ' class="slow"' if rank.slowness.times else ""
-    return f"<tr{kind}>{''.join(_cell('td', *cell) for cell in text.cells(summary, rank).items())}</tr>"
+def _paragraphs(texts: list[str]) -> str:
+    return "\n".join(f"<p>{escape(one)}</p>" for one in texts)
+
+
+def _row(row: dict[str, str]) -> str:
+    is_slow = any(value != "-" for column, value in row.items() if column.startswith("slowness"))
+    kind = ' class="slow"' if is_slow else ""
+    return f"<tr{kind}>{''.join(_cell('td', *cell) for cell in row.items())}</tr>"
 
 
 def _remarks(remarks: list[str]) -> str:

@@ -54,6 +54,11 @@ class Slowness:
         return max(self.times, key=lambda time: time.lost, default=None)
 
     @property
+    def kind(self) -> str:
+        """In what way the rank was slow in `worst`: a name such as "bursts", or "none"."""
+        return str(self.worst.kind) if self.worst else "none"
+
+    @property
     def factor(self) -> float:
         """The duration of the slow steps in `worst`, divided by that on the median rank; 1 if the rank was not slow."""
         return self.worst.factor if self.worst else 1.0
@@ -65,7 +70,8 @@ class Slowness:
 
     def __str__(self) -> str:
         """Say how slow the rank was: the rest of a sentence that begins with the rank's name."""
-        return self.worst.describe() if self.worst else "is not slow"
+        more = f" (the worst of {len(self.times)} times)" if len(self.times) > 1 else ""
+        return self.worst.describe() + more if self.worst else "is not slow"
 
 
 def of_job(ranks: list[int], compute: Floats) -> list[Slowness]:

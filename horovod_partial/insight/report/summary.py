@@ -19,6 +19,12 @@ _LIKE_DATA = (
 )
 
 
+def listed(ranks: list[int]) -> str:
+    """Return the beginning of a sentence about ranks, such as "rank 3 is" or "ranks 3, 1, 5 and 2 more are"."""
+    names = [*map(str, ranks[:3]), *([f"{len(ranks) - 3} more"] if len(ranks) > 3 else [])]
+    return f"ranks {', '.join(names[:-1])} and {names[-1]} are" if len(names) > 1 else f"rank {names[0]} is"
+
+
 @dataclass(frozen=True)
 class RankSummary:
     """The summary of one rank, over the steps that all ranks have recorded.
@@ -89,6 +95,12 @@ class Summary:
         )
 
     @property
+    def title(self) -> str:
+        """A line that says which run this is, and under which policy."""
+        ranks, steps = self.recording.size, len(self.waited)
+        return f"Run {self.recording.run}: {ranks} ranks, {steps} steps, policy {self.steps.policy}"
+
+    @property
     def shares_work(self) -> bool:
         """Whether ranks share the micro-batches of a step."""
         return self.steps.passes > 0
@@ -106,13 +118,8 @@ class Summary:
     @property
     def headline(self) -> str:
         """A few words that say which rank is slow."""
-        named = [str(rank.rank) for rank in self.slow[:3]]
-        if len(self.slow) > 3:
-            named.append(f"{len(self.slow) - 3} more")
-        if named:
-            several = len(named) > 1
-            listed = f"{', '.join(named[:-1])} and {named[-1]}" if several else named[0]
-            return f"Ranks {listed} are slow" if several else f"Rank {listed} is slow"
+        if self.slow:
+            return f"{listed([rank.rank for rank in self.slow])} slow".capitalize()
         if slowness.too_loaded(self.recording):
             return "The machine was too loaded to tell which rank is slow"
         if len(self.waited) < slowness.LEAST_STEPS:
@@ -145,10 +152,20 @@ class Summary:
         return told + _LIKE_DATA if self.follows_data else told
 
     @property
+    def step_seconds(self) -> float:
+        """How long a step took, on average."""
+        return float(np.mean([rank.result - rank.begin for rank in self.steps.ranks]))
+
+    @property
+    def waited_share(self) -> float:
+        """The share of the time, 0 to 1, for which a rank waited on average."""
+        return float(self.waited.sum()) / self.seconds
+
+    @property
     def waiting(self) -> str:
         """Sentences that say how long ranks have waited, and how long they would have waited under `Full()`."""
         waited, full = float(self.waited.sum()), float(self.waited_under_full.sum())
-        told = f"Each rank waited for {waited:.1f} s of {self.seconds:.1f} s ({waited / self.seconds:.0%}) on average."
+        told = f"Each rank waited for {waited:.1f} s of {self.seconds:.1f} s ({self.waited_share:.0%}) on average."
         if not self.steps.rounds:
             return f"{told} A policy that waits for nobody saves that at most."
         less = f"{full - waited:.1f} s more" if full >= waited else f"{waited - full:.1f} s less"
