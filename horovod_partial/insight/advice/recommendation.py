@@ -116,6 +116,7 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
     ]
     sentences = (
         _of_other_waits(statistics.median(other_waits)),
+        _of_pauses(slow),
         _of_batches([*of_gradients, *of_shares], balanced, slow, shares),
         _of_data(of_gradients[0], alike),
         work_sharing,
@@ -168,6 +169,17 @@ def _of_other_waits(share: float) -> str:
         f"In {share:.0%} of its steps the program waits for an operation of Horovod's own beside its gradients, such as the "
         "average of a metric. There it meets the slowest rank under every policy. So no policy helps until this operation is "
         "done less often, for example every 50 steps. The rest of this advice assumes that."
+    )
+
+
+def _of_pauses(slow: list[Slowness]) -> str:
+    pausing = [rank for rank in slow if rank.pauses]
+    if not pausing:
+        return ""
+    told = "; ".join(f"rank {rank.rank} {rank}" for rank in pausing)
+    return (
+        f"{told[0].upper()}{told[1:]}. If it evaluates there, let all ranks evaluate a part each; if it saves there, let it save in "
+        "the background. Where it must pause alone, this holds:"
     )
 
 

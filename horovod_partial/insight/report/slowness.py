@@ -50,13 +50,21 @@ class Slowness:
 
     @property
     def factor(self) -> float:
-        """The duration of the slow steps in `worst`, divided by that on the median rank; 1 if the rank was not slow."""
+        """The duration of the slow steps in `worst`, divided by that on the median rank; 1 if the rank was not slow.
+
+        For pauses it is the time of the job divided by what that would be without them.
+        """
         return self.worst.factor if self.worst else 1.0
 
     @property
     def always(self) -> bool:
         """Whether the rank was slow in nearly all steps."""
         return self.worst is not None and self.worst.steps >= _NEARLY_ALL * self.steps
+
+    @property
+    def pauses(self) -> bool:
+        """Whether `worst` consists of rare pauses, for which the others wait."""
+        return self.worst is not None and self.worst.kind == "pauses"
 
     def __str__(self) -> str:
         """Say how slow the rank was: the rest of a sentence that begins with the rank's name."""

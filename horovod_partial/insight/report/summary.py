@@ -112,6 +112,8 @@ class Summary:
         if named:
             several = len(named) > 1
             listed = f"{', '.join(named[:-1])} and {named[-1]}" if several else named[0]
+            if all(rank.slowness.pauses for rank in self.slow):
+                return f"Ranks {listed} pause" if several else f"Rank {listed} pauses"
             return f"Ranks {listed} are slow" if several else f"Rank {listed} is slow"
         if slowness.too_loaded(self.recording):
             return "The machine was too loaded to tell which rank is slow"
