@@ -279,6 +279,32 @@ TEST(RarePausesTest, RanksThatComeAndGo) {
   EXPECT_TRUE(std::isfinite(news[0].slowness.lost) && std::isfinite(news[0].slowness.share));
 }
 
+TEST(RarePausesTest, ARankThatIsMissingIsNobodysPeer) {
+  Job job;
+  const Times more = [](Rank rank, std::int64_t step) { return rank == 7 ? kNone : Pauses(0, 50, 1)(rank, step); };
+  EXPECT_EQ(job.Until(more), 50 * 7) << "8 ranks need one pause less";
+}
+
+TEST(RarePausesTest, StepsThatAreOftenLongAreNoPauses) {
+  for (unsigned seed = 1; seed <= 10; ++seed) {
+    Job job(8, seed);
+    std::mt19937 random(seed);
+    job.Run(5000, [&](Rank rank, std::int64_t) { return rank == 2 && random() % 20 == 0 ? 3 * kStep : 0; });
+    ASSERT_FALSE(job.detector.found(2).empty()) << "seed " << seed;
+    for (const Slowness& found : job.detector.found(2)) EXPECT_EQ(found.kind, SlownessKind::kRandom) << "seed " << seed;
+  }
+}
+
+TEST(RarePausesTest, BurstsThatAreOverWereNoPauses) {
+  Job job;
+  job.Run(8000, [](Rank rank, std::int64_t step) {
+    const std::int64_t within = step < 2500 ? step : step - 500;  // one period is longer than the others
+    return rank == 0 && within >= 0 && within < 4000 && within % 400 < 50 && step / 500 != 4 ? 19 * kStep : 0;
+  });
+  for (const Slowness& found : job.detector.found(0)) EXPECT_NE(found.kind, SlownessKind::kPauses) << found.Describe();
+  EXPECT_EQ(job.detector.found(0).back().kind, SlownessKind::kBursts);
+}
+
 TEST(RarePausesTest, StepsOfOneRankAloneDoNotCount) {
   Job job(2);
   for (int i = 0; i < 3000; ++i) job.Run(1, [&](Rank rank, std::int64_t) { return rank == 1 ? kNone : i % 50 ? 0 : 5; });

@@ -50,6 +50,23 @@ TEST(SlowWatchTest, TellsOnceWhoIsSlowAndWhenItIsOver) {
   EXPECT_THAT(ends[0], EndsWith("in 20 of 20 steps from step 20 to 39, and is not slow any more"));
 }
 
+TEST(SlowWatchTest, TellsWhoPausesAndWhenThatIsOver) {
+  Ranks ranks(8);
+  std::vector<std::string> told;
+  for (int i = 0; i < 10; ++i) {
+    for (const std::string& line : ranks.Run(9)) told.push_back(line);
+    ranks.seconds[2] = 1.1;
+    for (const std::string& line : ranks.Run(1)) told.push_back(line);
+    ranks.seconds[2] = 0.1;
+  }
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_THAT(told[0], AllOf(StartsWith("rank 2 pauses for 1.00 s every 50 steps: the others wait for it for "),
+                             EndsWith("since step 45 (its cgroup is throttled in 40 % of the scheduling periods)")));
+  const auto over = ranks.Run(40);
+  ASSERT_EQ(over.size(), 1U);
+  EXPECT_THAT(over[0], EndsWith(" from step 45 to 495, and pauses no more"));
+}
+
 TEST(SlowWatchTest, SeveralRanksAreToldInOneLine) {
   Ranks ranks(8);
   ranks.seconds[2] = ranks.seconds[5] = 0.2;

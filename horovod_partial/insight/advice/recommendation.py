@@ -178,8 +178,8 @@ def _of_pauses(slow: list[Slowness]) -> str:
         return ""
     told = "; ".join(f"rank {rank.rank} {rank}" for rank in pausing)
     return (
-        f"{told[0].upper()}{told[1:]}. If it evaluates there, let all ranks evaluate a part each; if it saves there, let it save in "
-        "the background. Where it must pause alone, this holds:"
+        f"{told[0].upper()}{told[1:]}. If an evaluation is the cause, divide it among all ranks; if it is a checkpoint, save it in "
+        "the background. Where the pauses must stay, this holds:"
     )
 
 
