@@ -31,7 +31,7 @@ double RarePauses::Track::Evidence() const {
 // Returns for which share of the time the others have waited for these pauses, from the end of the first one on.
 double RarePauses::Track::Share() const {
   double lost = 0;
-  for (std::size_t i = 1; i < pauses.size(); ++i) lost += pauses[i].lost;
+  for (std::size_t i = 1; i < pauses.size(); ++i) lost += pauses[i].seconds;
   return lost / (pauses.back().time - pauses.front().time);
 }
 
@@ -60,10 +60,10 @@ void RarePauses::Track::Forget(std::size_t count) {
 void RarePauses::Observe(std::int64_t step, const std::vector<double>& seconds, double median, double usual) {
   double longest = median;
   for (const double one : seconds) longest = one > longest ? one : longest;  // NaN is not larger
-  time_ += longest / usual;
+  time_ += longest;
   for (std::size_t which = 0; which < kLengths.size() && longest - median >= kLengths[which] * usual; ++which)
     Bet(which, step, seconds, median, usual);
-  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) Judge(static_cast<Rank>(rank), step);
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) Judge(static_cast<Rank>(rank), step, usual);
 }
 
 // Settles the bets on pauses of one length in this step.
@@ -85,9 +85,8 @@ void RarePauses::Bet(std::size_t which, std::int64_t step, const std::vector<dou
     if (is_too_often && !track.suffices) track.Forget(track.pauses.size());
     if (pausing > 0 && counts(rank)) {
       if (pauses) {
-        const double lost = seconds[rank] - median;
         if (track.pauses.size() == kKept) track.Forget(1);
-        track.pauses.push_back({step, lost, lost / usual, time_, track.won});
+        track.pauses.push_back({step, seconds[rank] - median, time_, track.won});
         ranks_[rank].pauses = true;
       }
       for (std::size_t i = 0; i < kStakes.size(); ++i)
@@ -106,7 +105,7 @@ bool RarePauses::IsEnough(const Track& track) const {
 }
 
 // Updates the finding about a rank.
-void RarePauses::Judge(Rank number, std::int64_t step) {
+void RarePauses::Judge(Rank number, std::int64_t step, double usual) {
   JudgedRank& rank = ranks_[Index(number)];
   const bool pauses = std::exchange(rank.pauses, false), was_found = rank.found && rank.found->end < 0;
   rank.change = SlowRank::Change::kNone;
@@ -125,7 +124,7 @@ void RarePauses::Judge(Rank number, std::int64_t step) {
           break;
         }
       const double time = track.pauses.back().time - track.pauses.front().time;
-      const double cost = kLengths[which] * static_cast<double>(track.pauses.size() - 1) / time;
+      const double cost = kLengths[which] * usual * static_cast<double>(track.pauses.size() - 1) / time;
       track.suffices = IsEnough(track) && (was_found || cost > kLeastCost);
     }
     if (track.suffices && static_cast<double>(step - track.pauses.back().step) > track.Patience(0))
@@ -150,10 +149,10 @@ void RarePauses::Judge(Rank number, std::int64_t step) {
   double lost = 0;
   for (const Pause& pause : main->pauses) {
     seconds.push_back(pause.seconds);
-    lost += pause.lost;
+    lost += pause.seconds;
   }
   found.steps += was_found ? 1 : static_cast<std::int64_t>(main->pauses.size());
-  found.lost += was_found ? present->lost : lost;
+  found.lost += (was_found ? present->seconds : lost) / usual;
   found.length = step + 1 - found.begin;
   found.pause = Median(seconds);
   found.period = Median(main->Periods(0));

@@ -39,7 +39,6 @@ class RarePauses {
   struct Pause {
     std::int64_t step;
     double seconds;  // the time beyond the median rank's
-    double lost;     // the same in usual steps
     double time;     // RarePauses::time_ after this step
     Won won;         // Track::won before this step
   };
@@ -67,10 +66,10 @@ class RarePauses {
 
   void Bet(std::size_t which, std::int64_t step, const std::vector<double>& seconds, double median, double usual);
   bool IsEnough(const Track& track) const;
-  void Judge(Rank number, std::int64_t step);
+  void Judge(Rank number, std::int64_t step, double usual);
 
   std::vector<JudgedRank> ranks_;
-  double time_ = 0;  // the sum over all steps of the slowest rank's time, in usual steps
+  double time_ = 0;  // the sum over all steps of the slowest rank's time, in seconds
 };
 
 }  // namespace horovod_partial

@@ -35,7 +35,7 @@ struct Slowness {
   SlownessKind kind = SlownessKind::kPersistent;
   std::int64_t begin = 0;   // the first slow step
   std::int64_t end = -1;    // the first step that is not slow any more; -1 while the rank is slow
-  std::int64_t steps = 0;   // the number of slow steps
+  std::int64_t steps = 0;   // the number of slow steps, or of pauses
   std::int64_t length = 0;  // the number of steps from `begin` to `end`; while the rank is slow, to its last slow step
   // A slow step takes `factor` times as long as the other ranks' median for that step. `factor` is the median over the
   // last slow steps. Its 95 % interval goes from `low` to `high`. For kPauses all three are the time of the job divided by
