@@ -183,15 +183,15 @@ void SlowRanks::Show(Rank rank, SlowRank::Change slow, std::vector<News>& news) 
     const double factor = (is_later ? kFarMore : 1) * (before == Shown::kPauses ? 1 : kMore);
     if (!member.slow.slow() || Cost(*found) > factor * Cost(slowness.back())) member.shown = Shown::kPauses;
   }
-  if (before == Shown::kSlow && slow == Change::kEnds) news.push_back({slow, slowness.back()});
-  if (before == Shown::kPauses && member.shown != before) {
-    if (pauses == Change::kEnds) news.push_back({pauses, *found});
-    member.paused.push_back(*found);
-    member.paused.back().end = found->begin + found->length;
+  if (member.shown == Shown::kPauses || before == Shown::kPauses) {
+    if (member.paused.empty() || member.paused.back().begin != found->begin) member.paused.push_back(*found);
     if (member.paused.size() > kPaused) member.paused.erase(member.paused.begin());
+    member.paused.back() = *found;
+    if (member.shown != Shown::kPauses) member.paused.back().end = found->begin + found->length;
   }
+  if (before == Shown::kSlow && slow == Change::kEnds) news.push_back({slow, slowness.back()});
+  if (before == Shown::kPauses && pauses == Change::kEnds) news.push_back({pauses, *found});
   if (before != Shown::kPauses && member.shown == Shown::kPauses) {
-    if (!member.paused.empty() && member.paused.back().begin == found->begin) member.paused.pop_back();
     member.shown_at = std::min(member.shown_at, found->begin + found->length);
     news.push_back({Change::kBegins, *found});
   }
@@ -202,10 +202,7 @@ void SlowRanks::Show(Rank rank, SlowRank::Change slow, std::vector<News>& news) 
 std::vector<Slowness> SlowRanks::found(Rank rank) const {
   const JudgedRank& member = members_.at(Index(rank));
   std::vector<Slowness> found = member.slow.found();
-  if (member.shown == Shown::kPauses) {
-    if (member.slow.slow()) found.pop_back();
-    found.push_back(*pauses_.found(rank));
-  }
+  if (member.shown == Shown::kPauses && member.slow.slow()) found.pop_back();
   found.insert(found.end(), member.paused.begin(), member.paused.end());
   std::stable_sort(found.begin(), found.end(), [](const Slowness& one, const Slowness& other) {
     return std::pair(one.end < 0, one.begin) < std::pair(other.end < 0, other.begin);
