@@ -207,9 +207,8 @@ TEST(RarePausesTest, SlownessDoesNotHidePausesThatCostMore) {
 
 TEST(RarePausesTest, ARankThatIsSlowAndPausesALittleIsSlow) {
   Job job;
-  const auto news = job.Run(3000, [](Rank rank, std::int64_t step) {
-    return rank == 0 ? kStep + (step % 100 == 99 ? 10 * kStep : 0) : 0;
-  });
+  const auto news = job.Run(
+      3000, [](Rank rank, std::int64_t step) { return rank == 0 ? kStep + (step % 100 == 99 ? 10 * kStep : 0) : 0; });
   EXPECT_EQ(news.size(), 1U);
   EXPECT_EQ(job.detector.found(0).back().kind, SlownessKind::kPersistent);
   job.Run(1000, Pauses(0, 100, 10 * kStep));
@@ -310,7 +309,8 @@ TEST(RarePausesTest, BurstsThatAreOverWereNoPauses) {
 
 TEST(RarePausesTest, StepsOfOneRankAloneDoNotCount) {
   Job job(2);
-  for (int i = 0; i < 3000; ++i) job.Run(1, [&](Rank rank, std::int64_t) { return rank == 1 ? kNone : i % 50 ? 0 : 5; });
+  for (int i = 0; i < 3000; ++i)
+    job.Run(1, [&](Rank rank, std::int64_t) { return rank == 1 ? kNone : i % 50 ? 0 : 5; });
   EXPECT_EQ(job.Found(), 0U);
 }
 

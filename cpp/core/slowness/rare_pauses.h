@@ -1,4 +1,5 @@
-// Finds the ranks that pause now and then, so that all others wait. An example is rank 0 if it alone evaluates or saves.
+// Finds the ranks that pause now and then, so that all others wait. An example is rank 0 if it alone evaluates or
+// saves.
 #pragma once
 
 #include <array>
@@ -14,8 +15,8 @@ namespace horovod_partial {
 
 // A pause is a step in which a rank takes much longer than the median rank. If ranks are alike, each of them is equally
 // likely to pause. So each rank bets that the next pause is its own. What it wins is a test martingale: if ranks are
-// alike, its stake ever becomes N times as large with a probability of at most 1 / N (Ville, 1939). Each length of pauses
-// has bets of its own, so frequent short pauses of all ranks do not hide the long ones of one rank.
+// alike, its stake ever becomes N times as large with a probability of at most 1 / N (Ville, 1939). Each length of
+// pauses has bets of its own, so frequent short pauses of all ranks do not hide the long ones of one rank.
 class RarePauses {
  public:
   explicit RarePauses(int size) : ranks_(static_cast<std::size_t>(size)) {}
@@ -46,7 +47,7 @@ class RarePauses {
   struct Track {
     std::int64_t last = -1'000'000;  // the last step that was so long
     std::int64_t before = 0;         // the number of older pauses, which are no evidence any more
-    std::vector<Pause> pauses;       // the last pauses, which are evidence
+    std::vector<Pause> pauses{};     // the last pauses, which are evidence
     Won won{};                       // the logarithm of what each bet has won
     bool suffices = false;           // true if the evidence is enough
 

@@ -38,8 +38,8 @@ struct Slowness {
   std::int64_t steps = 0;   // the number of slow steps, or of pauses
   std::int64_t length = 0;  // the number of steps from `begin` to `end`; while the rank is slow, to its last slow step
   // A slow step takes `factor` times as long as the other ranks' median for that step. `factor` is the median over the
-  // last slow steps. Its 95 % interval goes from `low` to `high`. For kPauses all three are the time of the job divided by
-  // what that would be without the pauses.
+  // last slow steps. Its 95 % interval goes from `low` to `high`. For kPauses all three are the time of the job divided
+  // by what that would be without the pauses.
   double factor = 1, low = 1, high = 1;
   double burst = 0;   // kBursts: the median length of a burst, in steps; otherwise 0
   double period = 0;  // kBursts, kPauses: the median number of steps from one start to the next one; otherwise 0

@@ -26,7 +26,7 @@ constexpr double kRecent = 1.0 / 64;    // the weight of the newest step in a me
 constexpr double kForget = 1.0 / 256;   // in the estimate of `chance` each step counts less than the next by this share
 constexpr double kPriorChance = 0.1, kPrior = 50;  // `chance` is estimated as if kPrior steps came before
 constexpr double kLeastChance = 0.01, kMostChance = 0.5;
-constexpr std::size_t kPaused = 1000;  // the number of items of `paused` that are kept
+constexpr std::size_t kPaused = 1000;         // the number of items of `paused` that are kept
 constexpr double kMore = 1.5, kFarMore = 10;  // of two findings one is shown that costs more by such a factor
 
 // Returns what a finding costs in each step, in units of a usual step.
@@ -162,7 +162,8 @@ void SlowRanks::Compare(const Row& row, std::vector<News>& news) {
   }
 }
 
-// Chooses which finding of a rank is shown, after its slowness has changed by `slow`. Adds what is to be told to `news`.
+// Chooses which finding of a rank is shown, after its slowness has changed by `slow`. Adds what is to be told to
+// `news`.
 void SlowRanks::Show(Rank rank, SlowRank::Change slow, std::vector<News>& news) {
   using Change = SlowRank::Change;
   const Change pauses = pauses_.change(rank);

@@ -64,8 +64,8 @@ class SlowRanks {
     double begins = 0;      // how many runs of slow steps began; an old step counts less than a new one
     double others = 0;      // how many steps followed a step that was not slow, with the same weights
     Shown shown = Shown::kNothing;
-    std::int64_t shown_at = 0;     // the step after which the present pauses were shown first; the largest number if never
-    std::vector<Slowness> paused;  // the spans of pauses that have been shown
+    std::int64_t shown_at = 0;  // the step after which the present pauses were shown first; the largest number if never
+    std::vector<Slowness> paused{};  // the spans of pauses that have been shown
   };
   // The compute times of one step.
   struct Row {
