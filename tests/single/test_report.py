@@ -183,7 +183,7 @@ def test_a_job_with_many_slow_ranks(tmp_path: Path) -> None:
 def test_a_job_with_pauses(tmp_path: Path) -> None:
     compute = synthetic.even(1200, RANKS, 0.04)
     compute[49::50, 1] += 5.0
-    told = r"Rank 1 pauses for 5.d s every 50 steps: the others wait for it for 7d % of the time, since step 4d."
+    told = r"Rank 1 pauses for 5\.\d s every 50 steps: the others wait for it for 7\d % of the time, since step 4\d."
     assert re.fullmatch(told, answer(tmp_path / "one", compute))
     assert Summary.of(recording.load(tmp_path / "one")).headline == "Rank 1 pauses"
     compute[24::50, 2] += 5.0

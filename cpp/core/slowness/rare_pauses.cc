@@ -8,7 +8,7 @@ namespace horovod_partial {
 namespace {
 
 constexpr double kFalse = 0.001;     // if all ranks are alike, one is found with this probability at most
-constexpr double kLeastCost = 0.02;  // a rank is found only if the others wait for it for this share of the time
+constexpr double kLeastCost = 0.02;  // the least share of the time that is lost if all pauses are like the shortest
 constexpr double kMain = 0.8;        // of all lengths the longest is told that has this part of the largest share
 constexpr std::size_t kKept = 64, kLeast = 3;  // how many pauses are kept; how many are evidence at least
 // A pause counts if more than kApart steps have passed since the last one, and more than kLong / its length in usual
@@ -113,8 +113,7 @@ void RarePauses::Judge(Rank number, std::int64_t step, double usual) {
   double most = 0;
   const Track* main = nullptr;
   const Pause* present = nullptr;
-  for (std::size_t which = 0; which < kLengths.size(); ++which) {
-    Track& track = rank.tracks[which];
+  for (Track& track : rank.tracks) {
     const bool is_present = !track.pauses.empty() && track.pauses.back().step == step;
     if (is_present && !track.suffices && IsEnough(track)) {
       // Pauses long before the others are no evidence.
@@ -123,8 +122,10 @@ void RarePauses::Judge(Rank number, std::int64_t step, double usual) {
           track.Forget(i);
           break;
         }
+      double shortest = track.pauses.front().seconds;
+      for (const Pause& pause : track.pauses) shortest = std::min(shortest, pause.seconds);
       const double time = track.pauses.back().time - track.pauses.front().time;
-      const double cost = kLengths[which] * usual * static_cast<double>(track.pauses.size() - 1) / time;
+      const double cost = shortest * static_cast<double>(track.pauses.size() - 1) / time;
       track.suffices = IsEnough(track) && (was_found || cost > kLeastCost);
     }
     if (track.suffices && static_cast<double>(step - track.pauses.back().step) > track.Patience(0))
