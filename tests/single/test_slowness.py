@@ -172,6 +172,7 @@ def test_noise_and_hiccups_are_no_samples(seed: int) -> None:
 
 # Rare pauses
 
+
 @pytest.fixture
 def is_long(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("matrix") == "full")
@@ -249,7 +250,9 @@ def test_pauses_are_told_with_their_length_and_cost(seconds: float, cost: float,
         compute = 0.05 * alike("noise of 3 %", 7 * every, RANKS, rng)
         compute[int(rng.integers(every)) :: every, 0] += seconds
         _, told = told_after(compute)
-        figures = re.fullmatch(r"pauses for (\S+) s every (\d+) steps: the others wait for it for (\d+) % of the time, .*", told)
+        figures = re.fullmatch(
+            r"pauses for (\S+) s every (\d+) steps: the others wait for it for (\d+) % of the time, .*", told
+        )
         assert figures, f"seed {seed}: {told}"
         assert float(figures[1]) == pytest.approx(seconds, rel=0.02)
         assert int(figures[2]) == every

@@ -27,7 +27,7 @@ constexpr double kForget = 1.0 / 256;   // in the estimate of `chance` each step
 constexpr double kPriorChance = 0.1, kPrior = 50;  // `chance` is estimated as if kPrior steps came before
 constexpr double kLeastChance = 0.01, kMostChance = 0.5;
 constexpr std::size_t kPaused = 1000;         // the number of items of `paused` that are kept
-constexpr double kMore = 1.5, kFarMore = 10;  // of two findings one is shown that costs more by such a factor
+constexpr double kMore = 1.5, kFarMore = 20;  // of two findings one is shown that costs more by such a factor
 
 // Returns what a finding costs in each step, in units of a usual step.
 double Cost(const Slowness& found) { return found.lost / static_cast<double>(found.length); }
