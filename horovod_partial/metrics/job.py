@@ -21,7 +21,8 @@ _OF_RANKS = (
     (
         "slowness",
         "slowness_ratio",
-        "How many times as long as the median rank a slow rank computes, and in what way it is slow; 1 if it is not slow.",
+        "How many times as long as the median rank a slow rank computes, and in what way it is slow; 1 if it is not. Pauses: "
+        + "the time of the job divided by what that would be without them.",
     ),
     ("processors", "processors", "Processors that the rank's process uses, on average."),
     (

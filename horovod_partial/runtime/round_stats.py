@@ -64,7 +64,8 @@ def slowness_now(ranks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return how many ranks are slow, for logs, from the result of `Runtime.watched_ranks`.
 
     `slow_ranks` is the number of slow ranks. `slowness` is the compute time of the slowest rank divided by that of the
-    median rank, or 1 if no rank is slow. The dictionary is empty if no rank is watched.
+    median rank, or 1 if no rank is slow; for pauses the time of the job divided by what that would be without them. The
+    dictionary is empty if no rank is watched.
     """
     slowness = [rank["slowness"] for rank in ranks]
     return {"slow_ranks": sum(factor > 1 for factor in slowness), "slowness": max(slowness)} if slowness else {}

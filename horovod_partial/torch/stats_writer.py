@@ -29,7 +29,8 @@ class PartialStatsWriter:
     staleness of contributions, in rounds; `horovod_partial/waited_seconds`: how long this rank waited for results.
     An optimizer under `hvd.Full()` has no rounds, so it adds nothing to these tags. If ranks are watched (`hvd.watch`),
     rank 0 also writes `horovod_partial/slow_ranks`: the number of slow ranks; and `horovod_partial/slowness`: the
-    compute time of the slowest of these ranks divided by that of the median rank, or 1 if no rank is slow.
+    compute time of the slowest of these ranks divided by that of the median rank (for pauses: the time of the job divided by
+    what that would be without them), or 1 if no rank is slow.
 
     Args:
         writer: a `torch.utils.tensorboard.SummaryWriter` of this rank, or any object with the same `add_scalar`.

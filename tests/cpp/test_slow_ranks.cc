@@ -61,7 +61,7 @@ TEST(SlowRanksTest, ARankThatIsAlwaysSlowIsToldOnceWithItsFactor) {
   const auto news = job.Run(400, [](Rank rank, std::int64_t) { return rank == 7 ? 2.0 : 1.0; });
   ASSERT_EQ(news.size(), 1U);
   EXPECT_EQ(news[0].change, Change::kBegins);
-  const Slowness& found = job.detector.found(7).back();
+  const Slowness found = job.detector.found(7).back();
   EXPECT_EQ(found.kind, SlownessKind::kPersistent);
   EXPECT_EQ(found.begin, 0);
   EXPECT_EQ(found.end, -1);
@@ -129,7 +129,7 @@ TEST(SlowRanksTest, FromTheSecondTimeOnItIsBursts) {
   for (const News& one : news) changes.push_back(one.change);
   EXPECT_EQ(changes, (std::vector<Change>{Change::kBegins, Change::kEnds, Change::kBegins}));
   ASSERT_EQ(job.detector.found(1).size(), 1U) << "bursts are one";
-  const Slowness& found = job.detector.found(1).back();
+  const Slowness found = job.detector.found(1).back();
   EXPECT_EQ(found.kind, SlownessKind::kBursts);
   EXPECT_EQ(found.begin, 20);
   EXPECT_EQ(found.burst, 20);
@@ -173,7 +173,7 @@ TEST(SlowRanksTest, SomeStepsAndThenNearlyAll) {
   job.Run(200, [](Rank rank, std::int64_t step) { return rank == 6 && step % 5 == 0 ? 2.0 : 1.0; });
   job.Run(100, [](Rank rank, std::int64_t) { return rank == 6 ? 2.0 : 1.0; });
   ASSERT_EQ(job.detector.found(6).size(), 2U);
-  const Slowness& some = job.detector.found(6)[0];
+  const Slowness some = job.detector.found(6)[0];
   EXPECT_EQ(some.kind, SlownessKind::kRandom);
   EXPECT_EQ(some.end, 200);
   EXPECT_EQ(some.length, 200 - some.begin);
@@ -188,7 +188,7 @@ TEST(SlowRanksTest, SomeStepsAtRandom) {
     job.Run(600, [&](Rank rank, std::int64_t) { return rank == 2 && random() % 5 == 0 ? 1.8 : 1.0; });
     ASSERT_FALSE(job.detector.found(2).empty()) << "seed " << seed;
     EXPECT_EQ(job.detector.found(2).back().kind, SlownessKind::kRandom) << "seed " << seed;
-    const Slowness& found = job.detector.found(2).back();
+    const Slowness found = job.detector.found(2).back();
     EXPECT_NEAR(static_cast<double>(found.steps) / static_cast<double>(found.length), 0.2, 0.06) << "seed " << seed;
   }
 }

@@ -21,7 +21,8 @@ struct Ranks {
     for (int i = 0; i < beats; ++i) {
       for (std::size_t rank = 0; rank < seconds.size(); ++rank) {
         Beat beat;
-        for (int step = 0; step < 5; ++step) beat.steps.ended.push_back({number + step, seconds[rank]});
+        for (int step = 0; step < 5; ++step)
+          beat.steps.ended.push_back({number + step, seconds[rank] + (rank == 2 && step == 0 ? pause : 0)});
         if (rank == 2) beat.signs.throttled = 0.4;
         watch.Says(static_cast<Rank>(rank), beat);
       }
@@ -33,6 +34,7 @@ struct Ranks {
 
   SlowWatch watch;
   std::vector<double> seconds;
+  double pause = 0;  // by how many seconds the first step of each heartbeat is longer on rank 2
   std::int64_t number = 0;
 };
 
@@ -48,6 +50,23 @@ TEST(SlowWatchTest, TellsOnceWhoIsSlowAndWhenItIsOver) {
   const auto ends = ranks.Run(8);
   ASSERT_EQ(ends.size(), 1U);
   EXPECT_THAT(ends[0], EndsWith("in 20 of 20 steps from step 20 to 39, and is not slow any more"));
+}
+
+TEST(SlowWatchTest, TellsWhoPausesAndWhenThatIsOver) {
+  Ranks ranks(8);
+  std::vector<std::string> told;
+  for (int i = 0; i < 10; ++i) {
+    for (const std::string& line : ranks.Run(9)) told.push_back(line);
+    ranks.pause = 1;
+    for (const std::string& line : ranks.Run(1)) told.push_back(line);
+    ranks.pause = 0;
+  }
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_THAT(told[0], AllOf(StartsWith("rank 2 pauses for 1.00 s every 50 steps: the others wait for it for "),
+                             EndsWith("since step 45 (its cgroup is throttled in 40 % of the scheduling periods)")));
+  const auto over = ranks.Run(40);
+  ASSERT_EQ(over.size(), 1U);
+  EXPECT_THAT(over[0], EndsWith(" from step 45 to 495, and pauses no more"));
 }
 
 TEST(SlowWatchTest, SeveralRanksAreToldInOneLine) {

@@ -116,6 +116,21 @@ def test_a_rank_that_is_always_slow_gets_less_to_do(tmp_path: Path, quorum: int 
     assert "and each other rank 1.05 of its own: the program is predicted to be" in found.text
 
 
+def test_who_evaluates_alone_is_told_what_to_do(tmp_path: Path) -> None:
+    compute = synthetic.even(400, RANKS, STEP)
+    compute[49::50, 0] += 5.0
+    text = advise(tmp_path, compute).text
+    assert re.match(
+        r"Rank 0 pauses for 5\.\d s every 50 steps: the others wait for it for \d+ % of the time, since step 4\d. If an",
+        text,
+    )
+    assert (
+        "divide it among all ranks; if it is a checkpoint, save it in the background. Where the pauses must stay"
+        in text
+    )
+    assert "HOROVOD_PARTIAL_SYNC=" in text
+
+
 def test_shares_are_told_beside_a_policy_that_betters_them(tmp_path: Path) -> None:
     compute = one_random()
     compute[:, 3] *= 2

@@ -277,6 +277,20 @@ def test_a_job_with_many_slow_ranks(tmp_path: Path) -> None:
     assert re.fullmatch(r"Ranks \d, \d, \d and 2 more are slow", Summary.of(recording.load(tmp_path)).headline)
 
 
+def test_a_job_with_pauses(tmp_path: Path) -> None:
+    compute = synthetic.even(1200, RANKS, 0.04)
+    compute[49::50, 1] += 5.0
+    told = r"Rank 1 pauses for 5\.\d s every 50 steps: the others wait for it for 7\d % of the time, since step 4\d."
+    assert re.fullmatch(told, answer(tmp_path / "one", compute))
+    assert Summary.of(recording.load(tmp_path / "one")).headline == "Rank 1 is pausing"
+    compute[24::50, 2] += 5.0
+    synthetic.write(tmp_path / "two", Job(compute))
+    assert re.fullmatch("Ranks [12] and [12] pause", Summary.of(recording.load(tmp_path / "two")).headline)
+    compute[:, 3] *= 3.0
+    synthetic.write(tmp_path / "both", Job(compute))
+    assert re.fullmatch("Ranks [12], [12] and 3 are slow", Summary.of(recording.load(tmp_path / "both")).headline)
+
+
 def test_ranks_without_a_common_step_are_refused(tmp_path: Path) -> None:
     path = synthetic.write(tmp_path, Job(synthetic.even(100, 2), segments=4))
     for file in ("rank-0.0.jsonl", "rank-0.1.jsonl", "rank-1.2.jsonl", "rank-1.3.jsonl"):

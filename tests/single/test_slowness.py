@@ -8,6 +8,7 @@ import pytest
 import synthetic_recordings as synthetic
 from numpy.typing import NDArray
 
+from horovod_partial import _core
 from horovod_partial.insight.report import slowness
 from horovod_partial.insight.simulate import RecordedSteps
 
@@ -191,6 +192,106 @@ def test_noise_and_hiccups_are_no_samples(seed: int) -> None:
     assert not follows_data(compute)
     compute[np.random.default_rng(seed).random(compute.shape) < 0.1] *= 3
     assert not follows_data(compute)
+
+
+# Rare pauses
+
+
+@pytest.fixture
+def is_long(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("matrix") == "full")
+
+
+@pytest.fixture
+def seeds(is_long: bool) -> range:
+    return range(40 if is_long else 1)
+
+
+def alike(kind: str, steps: int, ranks: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Compute times of ranks that are alike, in usual steps, of the shape (steps, ranks)."""
+    shape = (steps, ranks)
+    even = rng.normal(1.0, 0.1 if kind == "noise of 10 %" else 0.03, shape).clip(0.5)
+    if kind.startswith("log-normal"):
+        return rng.lognormal(0.0, float(kind.split()[1]), shape)
+    if kind == "spikes":
+        return even * np.where(rng.random(shape) < 0.01, 5.0, 1.0)
+    if kind == "exponential pauses":
+        return even + np.where(rng.random(shape) < 0.002, rng.exponential(20.0, shape), 0.0)
+    if kind == "Pareto pauses":
+        return even + np.where(rng.random(shape) < 0.002, 2.0 * rng.pareto(1.2, shape), 0.0)
+    if kind == "bursts":
+        begins = rng.random(shape) < 0.0005
+        for step, rank in np.argwhere(begins):
+            even[step : step + 20, rank] *= 3.0
+    return even
+
+
+ALIKE = (
+    *("noise of 3 %", "noise of 10 %", "spikes", "exponential pauses", "Pareto pauses", "bursts"),
+    *("log-normal 0.3", "log-normal 0.6", "log-normal 1.0"),  # the last two: samples that differ
+)
+
+
+@pytest.mark.parametrize("kind", ALIKE)
+@pytest.mark.parametrize(("ranks", "steps"), [(2, 12_000), (4, 12_000), (8, 12_000), (32, 6_000), (512, 1_500)])
+def test_ranks_that_pause_alike_are_not_told_to_pause(
+    kind: str, ranks: int, steps: int, seeds: range, is_long: bool
+) -> None:
+    steps //= 1 if is_long else 6
+    for seed in seeds:
+        compute = 0.05 * alike(kind, steps, ranks, np.random.default_rng(seed))
+        found = [str(rank) for rank in slowness.of_job(list(range(ranks)), compute) if rank.kind == "pauses"]
+        assert found == [], f"seed {seed}"
+
+
+def told_after(compute: NDArray[np.float64]) -> tuple[int, str]:
+    """After how many steps a rank is first told to pause, and what is told."""
+    detector = _core.SlowRanks(compute.shape[1])
+    for step, seconds in enumerate(compute):
+        for _, found in detector.step(seconds):
+            if found.kind == "pauses":
+                assert found.rank == 0
+                return step + 1, found.describe()
+    return -1, "nothing"
+
+
+@pytest.mark.parametrize("kind", ["noise of 3 %", "log-normal 0.3", "spikes"])
+@pytest.mark.parametrize(("ranks", "pauses"), [(2, 16), (4, 9), (8, 6), (32, 5)])
+def test_a_rank_that_pauses_is_told_after_few_pauses(kind: str, ranks: int, pauses: int, seeds: range) -> None:
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        compute = alike(kind, 50 * pauses, ranks, rng)
+        compute[49::50, 0] += 60.0 * rng.uniform(0.8, 1.2, pauses)
+        assert told_after(0.04 * compute)[0] > 0, f"seed {seed}"
+
+
+@pytest.mark.parametrize("cost", [0.05, 0.2, 0.5])
+@pytest.mark.parametrize("seconds", [1.0, 5.0, 20.0])
+def test_pauses_are_told_with_their_length_and_cost(seconds: float, cost: float, seeds: range) -> None:
+    every = round(seconds * (1 - cost) / cost / 0.05)
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        compute = 0.05 * alike("noise of 3 %", 7 * every, RANKS, rng)
+        compute[int(rng.integers(every)) :: every, 0] += seconds
+        _, told = told_after(compute)
+        figures = re.fullmatch(
+            r"pauses for (\S+) s every (\d+) steps: the others wait for it for (\d+) % of the time, .*", told
+        )
+        assert figures, f"seed {seed}: {told}"
+        assert float(figures[1]) == pytest.approx(seconds, rel=0.02)
+        assert int(figures[2]) == every
+        assert int(figures[3]) == pytest.approx(100 * cost, abs=3)
+
+
+def test_pauses_are_a_kind_in_reports() -> None:
+    compute = synthetic.even(600, 4, 0.04)
+    compute[49::50, 1] += 5.0
+    compute[:, 2] *= 1.6
+    slow = slowness.of_job([0, 1, 2, 3], compute)
+    assert [rank.worst.kind if rank.worst else "none" for rank in slow] == ["none", "pauses", "persistent", "none"]
+    assert [rank.kind == "pauses" for rank in slow] == [False, True, False, False]
+    assert not slow[1].always
+    assert slow[1].factor == pytest.approx(1 + 5.0 / (50 * 1.6 * 0.04), rel=0.1)
 
 
 def recorded(name: str) -> NDArray[np.float64]:

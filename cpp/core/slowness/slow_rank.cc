@@ -37,9 +37,15 @@ std::string Factor(double factor) {
 
 std::string Slowness::Describe() const {
   std::ostringstream text;
-  text << "takes " << Factor(factor) << " times (95 %: " << Factor(low) << " to " << Factor(high)
-       << ") as long as the median rank, in " << steps << " of " << length << " steps "
-       << (end < 0 ? "since step " : "from step ") << begin;
+  if (kind == SlownessKind::kPauses) {
+    text << "pauses for " << (pause < 0.1 ? Factor(1e3 * pause) + " ms" : Factor(pause) + " s") << " every "
+         << std::llround(period) << " steps: the others wait for it for " << std::lround(100 * share)
+         << " % of the time, ";
+  } else {
+    text << "takes " << Factor(factor) << " times (95 %: " << Factor(low) << " to " << Factor(high)
+         << ") as long as the median rank, in " << steps << " of " << length << " steps ";
+  }
+  text << (end < 0 ? "since step " : "from step ") << begin;
   if (end >= 0) text << " to " << end - 1;
   if (kind == SlownessKind::kGrowing) text << ", and becomes slower";
   if (kind == SlownessKind::kBursts)
@@ -59,6 +65,15 @@ SlowRank::Change SlowRank::Observe(const ComparedStep& step) {
   if (which && is_new) Begin(*which, step);
   if (span_ && span_->over >= kEnd) return End();
   return Tell(step.step);
+}
+
+void SlowRank::ForgetSome() {
+  const Evidence all = evidence_[kAll];
+  evidence_ = {};
+  evidence_[kAll] = all;
+  if (!span_ || span_->which == kAll) return;
+  span_.reset();
+  found_.pop_back();
 }
 
 // Returns log(likelihood of the step under hypothesis `which` / likelihood of the step if the rank is not slow).

@@ -22,8 +22,11 @@ enum class SlownessKind : std::uint8_t {
   kGrowing,     // nearly all steps are slow, and they become slower
   kBursts,      // slow for several steps in a row, and again later
   kRandom,      // some steps are slow, one by one
+  kPauses,      // now and then a single step takes so long that the others wait for much of the time
 };
-constexpr std::array<const char*, 4> NamesOf(SlownessKind) { return {"persistent", "growing", "bursts", "random"}; }
+constexpr std::array<const char*, 5> NamesOf(SlownessKind) {
+  return {"persistent", "growing", "bursts", "random", "pauses"};
+}
 
 // A span of steps, of which all or some are slow. A step is slow if its compute time is clearly above the median of the
 // other ranks in that step.
@@ -32,13 +35,16 @@ struct Slowness {
   SlownessKind kind = SlownessKind::kPersistent;
   std::int64_t begin = 0;   // the first slow step
   std::int64_t end = -1;    // the first step that is not slow any more; -1 while the rank is slow
-  std::int64_t steps = 0;   // the number of slow steps
+  std::int64_t steps = 0;   // the number of slow steps, or of pauses
   std::int64_t length = 0;  // the number of steps from `begin` to `end`; while the rank is slow, to its last slow step
   // A slow step takes `factor` times as long as the other ranks' median for that step. `factor` is the median over the
-  // last slow steps. Its 95 % interval goes from `low` to `high`.
+  // last slow steps. Its 95 % interval goes from `low` to `high`. For kPauses all three are the time of the job divided
+  // by what that would be without the pauses.
   double factor = 1, low = 1, high = 1;
   double burst = 0;   // kBursts: the median length of a burst, in steps; otherwise 0
-  double period = 0;  // kBursts: the median number of steps from one burst's start to the next one's; otherwise 0
+  double period = 0;  // kBursts, kPauses: the median number of steps from one start to the next one; otherwise 0
+  double pause = 0;   // kPauses: the median length of a pause, in seconds; otherwise 0
+  double share = 0;   // kPauses: the share of the time since `begin` for which the others waited; otherwise 0
   double lost = 0;    // the rank's time beyond the other ranks' median, in units of the median rank's usual step
 
   template <class Self>
@@ -46,7 +52,8 @@ struct Slowness {
     return std::tuple(Named("rank", self.rank), Named("kind", self.kind), Named("begin", self.begin),
                       Named("end", self.end), Named("steps", self.steps), Named("length", self.length),
                       Named("factor", self.factor), Named("low", self.low), Named("high", self.high),
-                      Named("burst", self.burst), Named("period", self.period), Named("lost", self.lost));
+                      Named("burst", self.burst), Named("period", self.period), Named("pause", self.pause),
+                      Named("share", self.share), Named("lost", self.lost));
   }
 
   // Says how slow the rank is: the rest of a sentence that begins with the rank's name.
@@ -79,10 +86,13 @@ class SlowRank {
   enum class Change : std::uint8_t { kNone, kBegins, kChanges, kEnds };
   // Steps must be observed in order.
   Change Observe(const ComparedStep& step);
+  // Forgets that some steps are slow, because they are pauses, which are told apart.
+  void ForgetSome();
 
   // Returns the spans in which the rank was slow, oldest first, at most 1,000. While the rank is slow, the last span
   // has the end -1.
   const std::vector<Slowness>& found() const { return found_; }
+  bool slow() const { return !found_.empty() && found_.back().end < 0; }
 
  private:
   // The hypotheses about a slow rank, by index: the share of its steps that is slow. Hypothesis kAll says "nearly all".
@@ -112,7 +122,6 @@ class SlowRank {
   static bool IsNearlyAll(const Span& span);
   static double Likelihood(const ComparedStep& step, std::size_t which);
   static bool IsSlow(const ComparedStep& step, std::size_t which) { return which == kAll ? step.level > 0 : step.slow; }
-  bool slow() const { return !found_.empty() && found_.back().end < 0; }
   bool in_bursts() const { return slow() && found_.back().kind == SlownessKind::kBursts; }
   std::optional<std::size_t> Begins(const ComparedStep& step);
   void Begin(std::size_t which, const ComparedStep& step);

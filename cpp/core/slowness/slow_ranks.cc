@@ -4,8 +4,10 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace horovod_partial {
 namespace {
@@ -24,6 +26,11 @@ constexpr double kRecent = 1.0 / 64;    // the weight of the newest step in a me
 constexpr double kForget = 1.0 / 256;   // in the estimate of `chance` each step counts less than the next by this share
 constexpr double kPriorChance = 0.1, kPrior = 50;  // `chance` is estimated as if kPrior steps came before
 constexpr double kLeastChance = 0.01, kMostChance = 0.5;
+constexpr std::size_t kPaused = 1000;         // the number of items of `paused` that are kept
+constexpr double kMore = 1.5, kFarMore = 20;  // of two findings one is shown that costs more by such a factor
+
+// Returns what a finding costs in each step, in units of a usual step.
+double Cost(const Slowness& found) { return found.lost / static_cast<double>(found.length); }
 
 // Returns the median of sorted values without the one at `left_out`.
 double MedianWithout(const std::vector<double>& sorted, std::size_t left_out) {
@@ -60,7 +67,7 @@ double StepNoise::typical() const { return Quantile(medians_, 0.5) / kMedianDiff
 
 double StepNoise::full() const { return std::sqrt(Quantile(squares_, kMostSteps) / 2); }
 
-SlowRanks::SlowRanks(int size) {
+SlowRanks::SlowRanks(int size) : pauses_(size) {
   for (Rank rank = 0; rank < size; ++rank) members_.push_back({SlowRank(rank, size)});
 }
 
@@ -118,7 +125,9 @@ void SlowRanks::Compare(const Row& row, std::vector<News>& news) {
     begins += member.begins;
     others += member.others;
   }
-  usual_ += std::max(kRecent, 1 / static_cast<double>(row.step + 1)) * (row.median - usual_);
+  const double median = row.step == 0 ? row.median : std::min(row.median, 3 * usual_);
+  usual_ += std::max(kRecent, 1 / static_cast<double>(row.step + 1)) * (median - usual_);
+  pauses_.Observe(row.step, row.seconds, row.median, usual_);
   const double unsure = 1 + 4 / static_cast<double>(noise_.steps());
   const double least = std::max(std::log(kLeastFactor), unsure * kDeviations * noise_.typical());
   const std::vector<double> levels = Levels(row);
@@ -126,7 +135,12 @@ void SlowRanks::Compare(const Row& row, std::vector<News>& news) {
   const double deviation = std::max(unsure * level_noise_.full(), 1e-3);
   const double shift = std::max(2 * std::log(kLeastMean), deviation / 2);
   for (std::size_t rank = 0; rank < row.seconds.size(); ++rank) {
-    if (std::isnan(row.seconds[rank])) continue;
+    const auto number = static_cast<Rank>(rank);
+    const SlowRank::Change pauses = pauses_.change(number);
+    if (std::isnan(row.seconds[rank]) || pauses == SlowRank::Change::kBegins || pauses == SlowRank::Change::kChanges) {
+      Show(number, SlowRank::Change::kNone, news);
+      continue;
+    }
     JudgedRank& member = members_[rank];
     ComparedStep step;
     step.step = row.step;
@@ -144,9 +158,57 @@ void SlowRanks::Compare(const Row& row, std::vector<News>& news) {
       member.others += 1;
     }
     member.was_slow = step.slow;
-    const SlowRank::Change change = member.slow.Observe(step);
-    if (change != SlowRank::Change::kNone) news.push_back({change, member.slow.found().back()});
+    Show(number, member.slow.Observe(step), news);
   }
+}
+
+// Chooses which finding of a rank is shown, after its slowness has changed by `slow`. Adds what is to be told to
+// `news`.
+void SlowRanks::Show(Rank rank, SlowRank::Change slow, std::vector<News>& news) {
+  using Change = SlowRank::Change;
+  const Change pauses = pauses_.change(rank);
+  if (slow == Change::kNone && pauses == Change::kNone) return;
+  JudgedRank& member = members_[Index(rank)];
+  if (pauses == Change::kBegins) {
+    member.slow.ForgetSome();
+    member.shown_at = std::numeric_limits<std::int64_t>::max();
+  }
+  const std::vector<Slowness>& slowness = member.slow.found();
+  const std::optional<Slowness>& found = pauses_.found(rank);
+  const Shown before = member.shown;
+  member.shown = member.slow.slow() ? Shown::kSlow : Shown::kNothing;
+  // Hidden pauses are shown when the next one comes, so that pauses that end with the bursts around them are not shown.
+  if (found && found->end < 0 && (before == Shown::kPauses || pauses != Change::kNone)) {
+    // What costs more is shown. But slowness that begins after the pauses were told is shown unless it costs far less.
+    const bool is_later = member.slow.slow() && slowness.back().begin > member.shown_at;
+    const double factor = (is_later ? kFarMore : 1) * (before == Shown::kPauses ? 1 : kMore);
+    if (!member.slow.slow() || Cost(*found) > factor * Cost(slowness.back())) member.shown = Shown::kPauses;
+  }
+  if (member.shown == Shown::kPauses || before == Shown::kPauses) {
+    if (member.paused.empty() || member.paused.back().begin != found->begin) member.paused.push_back(*found);
+    if (member.paused.size() > kPaused) member.paused.erase(member.paused.begin());
+    member.paused.back() = *found;
+    if (member.shown != Shown::kPauses) member.paused.back().end = found->begin + found->length;
+  }
+  if (before == Shown::kSlow && slow == Change::kEnds) news.push_back({slow, slowness.back()});
+  if (before == Shown::kPauses && pauses == Change::kEnds) news.push_back({pauses, *found});
+  if (before != Shown::kPauses && member.shown == Shown::kPauses) {
+    member.shown_at = std::min(member.shown_at, found->begin + found->length);
+    news.push_back({Change::kBegins, *found});
+  }
+  if (member.shown == Shown::kSlow && (before != Shown::kSlow || slow != Change::kNone))
+    news.push_back({before == Shown::kSlow ? slow : Change::kBegins, slowness.back()});
+}
+
+std::vector<Slowness> SlowRanks::found(Rank rank) const {
+  const JudgedRank& member = members_.at(Index(rank));
+  std::vector<Slowness> found = member.slow.found();
+  if (member.shown == Shown::kPauses && member.slow.slow()) found.pop_back();
+  found.insert(found.end(), member.paused.begin(), member.paused.end());
+  std::stable_sort(found.begin(), found.end(), [](const Slowness& one, const Slowness& other) {
+    return std::pair(one.end < 0, one.begin) < std::pair(other.end < 0, other.begin);
+  });
+  return found;
 }
 
 }  // namespace horovod_partial

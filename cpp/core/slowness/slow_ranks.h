@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/slowness/rare_pauses.h"
 #include "core/slowness/slow_rank.h"
 #include "core/values/types.h"
 
@@ -50,16 +51,21 @@ class SlowRanks {
   // changes to report. Throws std::invalid_argument unless `seconds` has a number for each rank.
   std::vector<News> Step(const std::vector<double>& seconds);
 
-  // Returns the spans in which a rank was slow, oldest first, at most 1,000. Throws std::out_of_range if there is no
-  // such rank.
-  const std::vector<Slowness>& found(Rank rank) const { return members_.at(Index(rank)).slow.found(); }
+  // Returns the spans in which a rank was slow or paused, oldest first, at most 1,000 of each. One span at most has the
+  // end -1, and it comes last. Throws std::out_of_range if there is no such rank.
+  std::vector<Slowness> found(Rank rank) const;
 
  private:
+  // Which finding about a rank is shown. If the rank is slow and pauses as well, the other finding is hidden.
+  enum class Shown : std::uint8_t { kNothing, kSlow, kPauses };
   struct JudgedRank {
     SlowRank slow;
     bool was_slow = false;  // true if the rank's last step was slow
     double begins = 0;      // how many runs of slow steps began; an old step counts less than a new one
     double others = 0;      // how many steps followed a step that was not slow, with the same weights
+    Shown shown = Shown::kNothing;
+    std::int64_t shown_at = 0;  // the step after which the present pauses were shown first; the largest number if never
+    std::vector<Slowness> paused{};  // the spans of pauses that have been shown
   };
   // The compute times of one step.
   struct Row {
@@ -71,13 +77,15 @@ class SlowRanks {
   };
   std::vector<double> Levels(const Row& row) const;
   void Compare(const Row& row, std::vector<News>& news);
+  void Show(Rank rank, SlowRank::Change slow, std::vector<News>& news);
 
   std::vector<JudgedRank> members_;
+  RarePauses pauses_;
   StepNoise noise_;         // the noise of Row::ratios
   StepNoise level_noise_;   // the noise of the values that Levels returns
   std::vector<Row> first_;  // the first steps, until the noise is known
   std::int64_t steps_ = 0;  // the number of steps so far in which two ranks or more took part
-  double usual_ = 0;        // the mean of Row::median over recent steps
+  double usual_ = 0;        // the mean over recent steps of Row::median, but of 3 times the mean before at most
 };
 
 }  // namespace horovod_partial

@@ -46,7 +46,7 @@ std::vector<WatchedRank> SlowWatch::ranks() const {
   if (std::none_of(ranks_.begin(), ranks_.end(), has_told)) return {};
   std::vector<WatchedRank> ranks = ranks_;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    const std::vector<Slowness>& found = slow_.found(static_cast<Rank>(rank));
+    const std::vector<Slowness> found = slow_.found(static_cast<Rank>(rank));
     if (!found.empty() && found.back().end < 0) ranks[rank].slowness = found.back();
   }
   return ranks;
@@ -54,7 +54,8 @@ std::vector<WatchedRank> SlowWatch::ranks() const {
 
 std::string SlowWatch::Describe(const SlowRanks::News& news) const {
   std::string line = "rank " + std::to_string(news.slowness.rank) + ' ' + news.slowness.Describe();
-  if (news.change == SlowRank::Change::kEnds) return line + ", and is not slow any more";
+  if (news.change == SlowRank::Change::kEnds)
+    return line + (news.slowness.kind == SlownessKind::kPauses ? ", and pauses no more" : ", and is not slow any more");
   return line + horovod_partial::Describe(ranks_[Index(news.slowness.rank)].signs);
 }
 

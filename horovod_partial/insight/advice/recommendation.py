@@ -125,6 +125,7 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
     sentences = (
         load and f"{load} Until then this holds:",
         _of_other_waits(often),
+        _of_pauses(slow),
         _of_batches([*of_gradients, *of_shares], balanced, slow, shares),
         _of_data(full, balanced if follows_data else []),
         work_sharing,
@@ -188,6 +189,17 @@ def _of_other_waits(share: float) -> str:
         f"In {share:.0%} of its steps the program waits for an operation of Horovod's own beside its gradients, such as the "
         "average of a metric. There it meets the slowest rank under every policy. So no policy helps until this operation is "
         "done less often, for example every 50 steps. The rest of this advice assumes that."
+    )
+
+
+def _of_pauses(slow: list[Slowness]) -> str:
+    pausing = [rank for rank in slow if rank.kind == "pauses"]
+    if not pausing:
+        return ""
+    told = "; ".join(f"rank {rank.rank} {rank}" for rank in pausing)
+    return (
+        f"{told[0].upper()}{told[1:]}. If an evaluation is the cause, divide it among all ranks; if it is a checkpoint, save it in "
+        "the background. Where the pauses must stay, this holds:"
     )
 
 

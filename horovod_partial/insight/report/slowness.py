@@ -60,7 +60,10 @@ class Slowness:
 
     @property
     def factor(self) -> float:
-        """The duration of the slow steps in `worst`, divided by that on the median rank; 1 if the rank was not slow."""
+        """The duration of the slow steps in `worst`, divided by that on the median rank; 1 if the rank was not slow.
+
+        For pauses it is the time of the job divided by what that would be without them.
+        """
         return self.worst.factor if self.worst else 1.0
 
     @property

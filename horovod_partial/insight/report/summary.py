@@ -119,7 +119,8 @@ class Summary:
     def headline(self) -> str:
         """A few words that say which rank is slow."""
         if self.slow:
-            return f"{listed([rank.rank for rank in self.slow])} slow".capitalize()
+            how = "pausing" if all(rank.slowness.kind == "pauses" for rank in self.slow) else "slow"
+            return f"{listed([rank.rank for rank in self.slow])} {how}".capitalize()
         if slowness.too_loaded(self.recording):
             return "The machine was too loaded to tell which rank is slow"
         if len(self.waited) < slowness.LEAST_STEPS:
