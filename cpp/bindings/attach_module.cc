@@ -234,9 +234,12 @@ py::list RanksOf(const heartbeat::Monitor& monitor) {
     py::dict of;
     of["steps"] = rank.steps;
     of["compute_seconds"] = rank.compute_seconds;
+    for (std::size_t part = 0; part < Parts::kCount; ++part)
+      if (rank.parts.seconds[part] >= 0) of[NameOf(static_cast<Part>(part))] = rank.parts.seconds[part];
     of["bytes"] = rank.bytes;
     of["slowness"] = rank.slowness ? rank.slowness->factor : 1.0;
     of["kind"] = rank.slowness ? NameOf(rank.slowness->kind) : "none";
+    of["part"] = rank.cause ? NameOf(*rank.cause) : "none";
     const auto tell = [&](const auto& sign) {
       if (sign.value >= 0) of[sign.name] = sign.value;
     };
@@ -471,6 +474,13 @@ PYBIND11_MODULE(_attach, m) {
               recorder->Waited(std::chrono::nanoseconds(begin), std::chrono::nanoseconds(end), false);
           },
           released, py::arg("begin"), py::arg("end"))
+      .def(
+          "mark",
+          [](const LibraryHandle& library, std::int64_t iterator, std::int64_t begin, std::int64_t end, bool gives) {
+            if (const auto recorder = attach::LastRecorder(library))
+              recorder->Marked({iterator, std::chrono::nanoseconds(begin), std::chrono::nanoseconds(end), gives});
+          },
+          released, py::arg("iterator"), py::arg("begin"), py::arg("end"), py::arg("gives"))
       .def(
           "end_recording",
           [](const LibraryHandle& library) {

@@ -2,6 +2,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
+#include <cstddef>
+#include <string>
+#include <vector>
+
 #include "bindings/conversions.h"
 #include "bindings/fields.h"
 #include "bindings/simulator_bindings.h"
@@ -10,6 +15,7 @@
 #include "core/merging/merging_plan.h"
 #include "core/quorum/policy.h"
 #include "core/rounds/bucket_spec.h"
+#include "core/slowness/slow_parts.h"
 #include "core/slowness/slow_ranks.h"
 #include "core/values/fields.h"
 
@@ -71,4 +77,26 @@ PYBIND11_MODULE(_core, m) {
           },
           py::arg("seconds"))
       .def("found", &SlowRanks::found, py::arg("rank"));
+  py::list parts;
+  for (std::size_t part = 0; part < Parts::kCount; ++part) parts.append(NameOf(static_cast<Part>(part)));
+  m.attr("PARTS") = py::tuple(parts);
+  py::class_<SlowParts>(m, "SlowParts")
+      .def(py::init<int>(), py::arg("size"))
+      .def(
+          "step",
+          [](SlowParts& self, const std::vector<double>& seconds,
+             const std::vector<std::array<double, Parts::kCount>>& parts) {
+            std::vector<Parts> of_ranks;
+            for (const auto& one : parts) of_ranks.push_back({one});
+            self.Step(seconds, of_ranks);
+          },
+          py::arg("seconds"), py::arg("parts"))
+      .def(
+          "cause",
+          [](const SlowParts& self, Rank rank) {
+            const auto cause = self.CauseOf(rank);
+            return cause ? NameOf(cause->part) : "none";
+          },
+          py::arg("rank"))
+      .def("describe", &SlowParts::Describe, py::arg("rank"));
 }

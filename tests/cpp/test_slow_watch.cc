@@ -21,7 +21,8 @@ struct Ranks {
     for (int i = 0; i < beats; ++i) {
       for (std::size_t rank = 0; rank < seconds.size(); ++rank) {
         Beat beat;
-        for (int step = 0; step < 5; ++step) beat.steps.ended.push_back({number + step, seconds[rank]});
+        const Parts parts{{loads ? seconds[rank] - 0.09 : -1, -1, 0.09, -1, -1}};
+        for (int step = 0; step < 5; ++step) beat.steps.ended.push_back({number + step, seconds[rank], parts});
         if (rank == 2) beat.signs.throttled = 0.4;
         watch.Says(static_cast<Rank>(rank), beat);
       }
@@ -34,6 +35,7 @@ struct Ranks {
   SlowWatch watch;
   std::vector<double> seconds;
   std::int64_t number = 0;
+  bool loads = false;  // true if the loader is seen, so that the parts of a step are known
 };
 
 TEST(SlowWatchTest, TellsOnceWhoIsSlowAndWhenItIsOver) {
@@ -48,6 +50,22 @@ TEST(SlowWatchTest, TellsOnceWhoIsSlowAndWhenItIsOver) {
   const auto ends = ranks.Run(8);
   ASSERT_EQ(ends.size(), 1U);
   EXPECT_THAT(ends[0], EndsWith("in 20 of 20 steps from step 20 to 39, and is not slow any more"));
+}
+
+TEST(SlowWatchTest, TellsThePartThatExplainsIt) {
+  Ranks ranks(3);
+  ranks.loads = true;
+  EXPECT_TRUE(ranks.Run(4).empty());
+  EXPECT_NEAR(ranks.watch.ranks()[0].parts[Part::kLoader], 0.2, 1e-9);
+  ranks.seconds[1] = 0.2;
+  const auto told = ranks.Run(4);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_THAT(told[0], EndsWith(" since step 20: 100 % of the excess is waiting for data"));
+  EXPECT_EQ(ranks.watch.ranks()[1].cause, Part::kLoader);
+  EXPECT_EQ(ranks.watch.ranks()[0].cause, std::nullopt);
+  ranks.seconds[1] = 0.1;
+  ranks.Run(8);
+  EXPECT_EQ(ranks.watch.ranks()[1].cause, std::nullopt) << "it is not slow any more";
 }
 
 TEST(SlowWatchTest, SeveralRanksAreToldInOneLine) {

@@ -275,3 +275,15 @@ def test_what_a_loaded_machine_has_recorded_is_refused(tmp_path: Path) -> None:
     told = r"too loaded to predict from: rank \d on worker-0 waited for a processor for 80%"
     with pytest.raises(ValueError, match=told):
         advice.advise(recording.load(tmp_path))
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_slow_loader_is_told_before_any_policy(tmp_path: Path, waits: bool) -> None:
+    compute = synthetic.even(100, RANKS, STEP)
+    loader = 0.1 * compute
+    compute[:, 3] *= 2
+    loader[:, 3] = (0.6 if waits else 0.1) * compute[:, 3]
+    found = advice.advise(recording.load(synthetic.write(tmp_path, Job(compute, loader=loader))))
+    first = "Rank 3 is slow because it waits for data: give its loader more workers or faster storage first. No policy removes this."
+    assert found.text.startswith(first) == waits
+    assert "HOROVOD_PARTIAL_SYNC=" in found.text

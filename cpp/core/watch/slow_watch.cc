@@ -23,7 +23,10 @@ void SlowWatch::Says(Rank rank, const Beat& beat) {
   rows_.SetOut(rank, beat.activity.kind == Activity::Kind::kResting);
   rows_.Add(rank, beat.steps.ended);
   WatchedRank& watched = ranks_[Index(rank)];
-  for (const TimedStep& step : beat.steps.ended) watched.compute_seconds += step.seconds;
+  for (const TimedStep& step : beat.steps.ended) {
+    watched.compute_seconds += step.seconds;
+    watched.parts.Add(step.parts);
+  }
   watched.steps += static_cast<std::int64_t>(beat.steps.ended.size());
   watched.bytes += beat.steps.bytes;
   MachineSigns& signs = watched.signs;
@@ -35,8 +38,10 @@ void SlowWatch::Says(Rank rank, const Beat& beat) {
 
 std::string SlowWatch::Pass() {
   std::string told;
-  for (const std::vector<double>& row : rows_.Take(1 + kMostAtOnce / ranks_.size()))
-    for (const SlowRanks::News& news : slow_.Step(row)) told += (told.empty() ? "" : "; ") + Describe(news);
+  for (const StepRows::Row& row : rows_.Take(1 + kMostAtOnce / ranks_.size())) {
+    parts_.Step(row.seconds, row.parts);
+    for (const SlowRanks::News& news : slow_.Step(row.seconds)) told += (told.empty() ? "" : "; ") + Describe(news);
+  }
   return told;
 }
 
@@ -46,7 +51,9 @@ std::vector<WatchedRank> SlowWatch::ranks() const {
   std::vector<WatchedRank> ranks = ranks_;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const std::vector<Slowness>& found = slow_.found(static_cast<Rank>(rank));
-    if (!found.empty() && found.back().end < 0) ranks[rank].slowness = found.back();
+    if (found.empty() || found.back().end >= 0) continue;
+    ranks[rank].slowness = found.back();
+    if (const auto cause = parts_.CauseOf(static_cast<Rank>(rank))) ranks[rank].cause = cause->part;
   }
   return ranks;
 }
@@ -54,7 +61,7 @@ std::vector<WatchedRank> SlowWatch::ranks() const {
 std::string SlowWatch::Describe(const SlowRanks::News& news) const {
   std::string line = "rank " + std::to_string(news.slowness.rank) + ' ' + news.slowness.Describe();
   if (news.change == SlowRank::Change::kEnds) return line + ", and is not slow any more";
-  return line + horovod_partial::Describe(ranks_[Index(news.slowness.rank)].signs);
+  return line + parts_.Describe(news.slowness.rank) + horovod_partial::Describe(ranks_[Index(news.slowness.rank)].signs);
 }
 
 std::string Describe(const MachineSigns& signs) {

@@ -93,7 +93,7 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
     quorums = gradient_policies(ranks)
     of_gradients = predict(compute, reduction, quorums)
     of_models = predict(compute, reduction, model_policies(ranks))
-    slow = slowness.of_job([rank.rank for rank in steps.ranks], compute)
+    slow = slowness.of_job([rank.rank for rank in steps.ranks], compute, steps.parts)
     follows_data = slowness.follows_data(compute, slow)
     of_shares = [
         predict(compute, reduction, ["work_sharing"], passes=passes, split=split, of_samples=follows_data)[0]
@@ -115,6 +115,7 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
         share_with_other_waits(recording.ranks[of.rank], of, clocks, rounds=steps.rounds) for of in all_steps.ranks
     ]
     sentences = (
+        _of_parts(slow),
         _of_other_waits(statistics.median(other_waits)),
         _of_batches([*of_gradients, *of_shares], balanced, slow, shares),
         _of_data(of_gradients[0], alike),
@@ -159,6 +160,19 @@ def _alike(compute: NDArray[np.float64]) -> NDArray[np.float64]:
     """Regroup compute times so that they are similar on all ranks in a step, like with `hvd.BalancedBatchSampler`."""
     steps = np.sort(compute, axis=None).reshape(compute.shape)
     return np.random.default_rng(0).permutation(steps)
+
+
+def _of_parts(slow: list[Slowness]) -> str:
+    told = []
+    for part, does, then in (
+        ("loader", "waits for data", "give its loader more workers or faster storage"),
+        ("other", "does something else between its steps", "evaluate, save and log alike on all ranks, or asynchronously"),
+    ):
+        of = [str(rank.rank) for rank in slow if rank.part == part]
+        if of:
+            several = f"Ranks {', '.join(of)} are slow because each" if len(of) > 1 else f"Rank {of[0]} is slow because it"
+            told.append(f"{several} {does}: {then} first. No policy removes this. The rest of this advice takes it as it is.")
+    return " ".join(told)
 
 
 def _of_other_waits(share: float) -> str:

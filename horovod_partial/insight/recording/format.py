@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from horovod_partial._core import PARTS
+
 FORMAT = "horovod_partial.recording"
 VERSION = 2
 
@@ -19,7 +21,10 @@ TABLES: dict[str, dict[str, type]] = {
     # The columns of `buckets` after the first one are the fields of `reading.Bucket`, in this order.
     "buckets": {"bucket": int, "name": str, "policy": str, "process_set": int, "bytes": int},
     "steps": dict.fromkeys(
-        ("bucket", "step", "begin", "handed", "result", "blocked", "reduced", "round", "late", "staleness", "bytes"),
+        (
+            *("bucket", "step", "begin", "handed", "result", "blocked", "reduced", "round", "late", "staleness", "bytes"),
+            *PARTS,  # older recordings lack these columns
+        ),
         int,
     ),
     "waits": {"begin": int},
@@ -65,7 +70,8 @@ def columns(name: str, line: dict[str, Any]) -> Table:
     """
     read = {}
     for column, kind in TABLES[name].items():
-        values = line.get(column)
+        # Where an older recording lacks a column, the values are unknown.
+        values = line.get(column, [-1] * len(next(iter(read.values()))) if column in PARTS else None)
         if not isinstance(values, list):
             raise ValueError(f"table {name!r} has no column {column!r}")
         if not all(type(value) is kind for value in values):

@@ -6,7 +6,7 @@ slow in one step of five has the same median as the others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ LEAST_STEPS = 30  # with fewer steps than this, a report does not say that no ra
 LEAST_SLOWNESS = 1.05  # in `follows_data`, a rank whose mean is this many times the mean of all ranks is slow
 _MOST_STARVED = 0.5  # if a rank waits for a processor for more than this share of the time, its times are not trusted
 _NEARLY_ALL = 0.8  # a rank that is slow in at least this share of the steps counts as always slow
+_MOST_STEPS = 4096  # the part that explains slowness is found in so many steps at most, the last ones
 _SURE = 4.0  # two values count as different if they lie at least this many standard errors apart
 _LEAST_IMBALANCE = 1.1  # ranks wait for each other if a step's slowest rank takes this many times the ranks' mean
 _ALIKE = 1.5  # standard deviations of ranks' times are alike if they differ by at most this factor
@@ -34,7 +35,8 @@ class Slowness:
     `compute` is the mean compute time of a step, in seconds. `score` is the fastest rank's `compute` divided by this
     rank's; 1 for the fastest. `steps` is how many steps were looked at. `times` has all periods in which the rank was
     slow, oldest first. Steps are counted from the first step that all ranks have recorded. A period with an `end` of -1
-    lasts until the recording's end.
+    lasts until the recording's end. `part` is the part of a step that explains `worst`, a value of `Part` in C++, or
+    `"none"`; `why` says so at the end of a sentence.
     """
 
     rank: int
@@ -42,6 +44,8 @@ class Slowness:
     score: float
     steps: int
     times: tuple[_core.Slowness, ...] = ()
+    part: str = "none"
+    why: str = ""
 
     @property
     def worst(self) -> _core.Slowness | None:
@@ -60,13 +64,14 @@ class Slowness:
 
     def __str__(self) -> str:
         """Say how slow the rank was: the rest of a sentence that begins with the rank's name."""
-        return self.worst.describe() if self.worst else "is not slow"
+        return self.worst.describe() + self.why if self.worst else "is not slow"
 
 
-def of_job(ranks: list[int], compute: Floats) -> list[Slowness]:
+def of_job(ranks: list[int], compute: Floats, parts: Floats | None = None) -> list[Slowness]:
     """Find out how slow each rank of a job was, and in what way.
 
-    `compute` has seconds, of the shape (steps, ranks), with the same steps of all ranks.
+    `compute` has seconds, of the shape (steps, ranks), with the same steps of all ranks. `parts` has the parts of these,
+    of the shape (steps, ranks, 5), -1 where they are unknown.
     """
     detector = _core.SlowRanks(len(ranks))
     for step in compute:
@@ -76,7 +81,14 @@ def of_job(ranks: list[int], compute: Floats) -> list[Slowness]:
     slow = []
     for column, (rank, mean, score) in enumerate(zip(ranks, means, scores, strict=True)):
         times = tuple(found.replace(rank=rank) for found in detector.found(column))
-        slow.append(Slowness(rank, float(mean), float(score), len(compute), times))
+        of_rank = Slowness(rank, float(mean), float(score), len(compute), times)
+        if of_rank.worst and parts is not None:
+            slow_parts = _core.SlowParts(len(ranks))
+            end = of_rank.worst.end if of_rank.worst.end >= 0 else len(compute)
+            for step in range(max(of_rank.worst.begin, end - _MOST_STEPS), end):
+                slow_parts.step(compute[step], parts[step])
+            of_rank = replace(of_rank, part=slow_parts.cause(column), why=slow_parts.describe(column))
+        slow.append(of_rank)
     return slow
 
 
