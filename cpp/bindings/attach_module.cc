@@ -474,13 +474,14 @@ PYBIND11_MODULE(_attach, m) {
               recorder->Waited(std::chrono::nanoseconds(begin), std::chrono::nanoseconds(end), false);
           },
           released, py::arg("begin"), py::arg("end"))
+      // Keeps the interpreter's lock: it waits for nobody for long, and another thread would take that lock for longer.
       .def(
           "mark",
           [](const LibraryHandle& library, std::int64_t iterator, std::int64_t begin, std::int64_t end, bool gives) {
             if (const auto recorder = attach::LastRecorder(library))
               recorder->Marked({iterator, std::chrono::nanoseconds(begin), std::chrono::nanoseconds(end), gives});
           },
-          released, py::arg("iterator"), py::arg("begin"), py::arg("end"), py::arg("gives"))
+          py::arg("iterator"), py::arg("begin"), py::arg("end"), py::arg("gives"))
       .def(
           "end_recording",
           [](const LibraryHandle& library) {

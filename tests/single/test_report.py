@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from horovod_partial import cli
 from horovod_partial.insight import recording
-from horovod_partial.insight.report import Summary, figures
+from horovod_partial.insight.report import Summary
 
 RANKS = 8
 
@@ -97,6 +97,8 @@ def test_who_made_the_micro_batches(tmp_path: Path) -> None:
 
 
 def test_the_part_that_explains_slowness_is_told(tmp_path: Path) -> None:
+    from horovod_partial.insight.report import figures
+
     compute = synthetic.even(100, 4, noise=0.01)
     loader = 0.1 * compute
     loader[40:, 2] += 0.06
