@@ -234,16 +234,15 @@ py::list RanksOf(const heartbeat::Monitor& monitor) {
     py::dict of;
     of["steps"] = rank.steps;
     of["compute_seconds"] = rank.compute_seconds;
-    for (std::size_t part = 0; part < Parts::kCount; ++part)
-      if (rank.parts.seconds[part] >= 0) of[NameOf(static_cast<Part>(part))] = rank.parts.seconds[part];
     of["bytes"] = rank.bytes;
     of["slowness"] = rank.slowness ? rank.slowness->factor : 1.0;
     of["kind"] = rank.slowness ? NameOf(rank.slowness->kind) : "none";
-    of["part"] = rank.cause ? NameOf(*rank.cause) : "none";
+    of["part"] = rank.part;
     const auto tell = [&](const auto& sign) {
       if (sign.value >= 0) of[sign.name] = sign.value;
     };
     std::apply([&](const auto&... sign) { (tell(sign), ...); }, MachineSigns::Fields(rank.signs));
+    std::apply([&](const auto&... part) { (tell(part), ...); }, Parts::Fields(rank.parts));
     result.append(of);
   }
   return result;

@@ -2,9 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <array>
-#include <cstddef>
-#include <string>
+#include <tuple>
 #include <vector>
 
 #include "bindings/conversions.h"
@@ -77,26 +75,23 @@ PYBIND11_MODULE(_core, m) {
           },
           py::arg("seconds"))
       .def("found", &SlowRanks::found, py::arg("rank"));
-  py::list parts;
-  for (std::size_t part = 0; part < Parts::kCount; ++part) parts.append(NameOf(static_cast<Part>(part)));
-  m.attr("PARTS") = py::tuple(parts);
+  const Parts none;
+  m.attr("PARTS") = std::apply([](const auto&... part) { return py::make_tuple(part.name...); }, Parts::Fields(none));
   py::class_<SlowParts>(m, "SlowParts")
       .def(py::init<int>(), py::arg("size"))
       .def(
           "step",
-          [](SlowParts& self, const std::vector<double>& seconds,
-             const std::vector<std::array<double, Parts::kCount>>& parts) {
+          [](SlowParts& self, const std::vector<decltype(Parts::seconds)>& parts) {
             std::vector<Parts> of_ranks;
-            for (const auto& one : parts) of_ranks.push_back({one});
-            self.Step(seconds, of_ranks);
+            for (const auto& seconds : parts) of_ranks.push_back({seconds});
+            self.Step(of_ranks);
           },
-          py::arg("seconds"), py::arg("parts"))
+          py::arg("parts"))
       .def(
           "cause",
           [](const SlowParts& self, Rank rank) {
-            const auto cause = self.CauseOf(rank);
-            return cause ? NameOf(cause->part) : "none";
+            const auto [part, text] = self.CauseOf(rank);
+            return py::make_tuple(part, text);
           },
-          py::arg("rank"))
-      .def("describe", &SlowParts::Describe, py::arg("rank"));
+          py::arg("rank"));
 }

@@ -61,11 +61,11 @@ TEST(SlowWatchTest, TellsThePartThatExplainsIt) {
   const auto told = ranks.Run(4);
   ASSERT_EQ(told.size(), 1U);
   EXPECT_THAT(told[0], EndsWith(" since step 20: 100 % of the excess is waiting for data"));
-  EXPECT_EQ(ranks.watch.ranks()[1].cause, Part::kLoader);
-  EXPECT_EQ(ranks.watch.ranks()[0].cause, std::nullopt);
+  EXPECT_EQ(ranks.watch.ranks()[1].part, "loader");
+  EXPECT_EQ(ranks.watch.ranks()[0].part, "none");
   ranks.seconds[1] = 0.1;
   ranks.Run(8);
-  EXPECT_EQ(ranks.watch.ranks()[1].cause, std::nullopt) << "it is not slow any more";
+  EXPECT_EQ(ranks.watch.ranks()[1].part, "none") << "it is not slow any more";
 }
 
 TEST(SlowWatchTest, SeveralRanksAreToldInOneLine) {

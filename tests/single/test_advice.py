@@ -284,6 +284,6 @@ def test_a_slow_loader_is_told_before_any_policy(tmp_path: Path, waits: bool) ->
     compute[:, 3] *= 2
     loader[:, 3] = (0.6 if waits else 0.1) * compute[:, 3]
     found = advice.advise(recording.load(synthetic.write(tmp_path, Job(compute, loader=loader))))
-    first = "Rank 3 is slow because it waits for data: give its loader more workers or faster storage first. No policy removes this."
+    first = "On rank 3 the program waits for data: first give each loader more workers, or faster storage."
     assert found.text.startswith(first) == waits
     assert "HOROVOD_PARTIAL_SYNC=" in found.text

@@ -1,7 +1,6 @@
 #include "core/slowness/step_timer.h"
 
 #include <limits>
-#include <map>
 
 namespace horovod_partial {
 
@@ -93,46 +92,38 @@ void StepTimer::Flush() {
 Parts StepTimer::PartsOf(Time begin, Time handed) const {
   const auto in_step = [&](const Mark& mark) { return mark.end > last_handed_ && mark.end <= handed; };
   // An iterator belongs to the training if it gives batches in several steps. One of an evaluation does not.
-  std::set<std::int64_t> elsewhere;
+  std::set<std::int64_t> elsewhere, gave;
   for (const Mark& mark : marks_)
     if (mark.gives && !in_step(mark)) elsewhere.insert(mark.iterator);
   Spans loader;
   Time asked = handed, came = begin;  // the first request for a batch, and the arrival of the last batch
-  std::map<std::int64_t, int> batches;
+  bool mixed = false;                 // whether forward and backward passes take turns
   for (const Mark& mark : marks_) {
     if (!in_step(mark) || elsewhere.count(mark.iterator) == 0) continue;
     asked = std::min(asked, std::max(mark.begin, begin));
     came = std::max(came, mark.end);
     loader.Add(mark.begin, mark.end);
-    if (mark.gives) ++batches[mark.iterator];
+    if (mark.gives) mixed = !gave.insert(mark.iterator).second || mixed;
   }
   // If something was handed over before a batch was asked for, the batch may be one of a later step.
-  if (batches.empty() || handed_.FirstBegin(begin + Time(1), handed) < asked) return {};
+  if (gave.empty() || handed_.FirstBegin(begin + Time(1), handed) < asked) return {};
   const Time first = handed_.FirstBegin(came, handed);
-  bool mixed = std::any_of(batches.begin(), batches.end(), [](const auto& of) { return of.second > 1; });
-  // An optimizer's step belongs before the batch. If one ends behind the gradients, and no other one follows, the time
-  // from there to `handed` led to another arrival, such as that of a metric.
+  // The optimizer's step belongs before the batch. If one ends behind the gradients, the time from there to `handed`
+  // led to another arrival, such as that of a metric, unless another optimizer's step follows.
   Time optimized = begin, ends = handed;
   bool optimizes_later = false;
   for (const Mark& mark : marks_) {
-    const bool is_optimizer = mark.iterator == Mark::kOptimizer;
-    if (mark.end > handed) {
-      if (is_optimizer) ends = handed;
-      break;
-    }
-    if (!is_optimizer || mark.end <= begin) continue;
+    if (mark.iterator != Mark::kOptimizer || mark.end <= begin) continue;
     if (mark.end <= asked) {
       optimized = mark.end;
-      continue;
-    }
-    optimizes_later = true;
-    if (mark.end > first) {
-      ends = mark.end;
-    } else {
-      mixed = true;
+    } else if (mark.end <= handed) {
+      optimizes_later = true;
+      if (mark.end > first) ends = mark.end;
+      mixed = mixed || mark.end <= first;
     }
   }
-  // Returns for how long the rank computed from one time to another.
+  const auto next = std::find_if(marks_.begin(), marks_.end(), [&](const Mark& mark) { return mark.end > handed; });
+  if (next != marks_.end() && next->iterator == Mark::kOptimizer) ends = handed;
   const auto computed = [&](Time from, Time to) {
     const Time away = blocked_.Within(from, to) + loader.Within(from, to) - loader.WithinBoth(from, to, blocked_);
     return ToSeconds(to - from - away);

@@ -25,7 +25,9 @@ void SlowWatch::Says(Rank rank, const Beat& beat) {
   WatchedRank& watched = ranks_[Index(rank)];
   for (const TimedStep& step : beat.steps.ended) {
     watched.compute_seconds += step.seconds;
-    watched.parts.Add(step.parts);
+    for (std::size_t part = 0; part < step.parts.seconds.size(); ++part)
+      if (double& sum = watched.parts.seconds[part]; step.parts.seconds[part] >= 0)
+        sum = std::max(sum, 0.0) + step.parts.seconds[part];
   }
   watched.steps += static_cast<std::int64_t>(beat.steps.ended.size());
   watched.bytes += beat.steps.bytes;
@@ -39,7 +41,7 @@ void SlowWatch::Says(Rank rank, const Beat& beat) {
 std::string SlowWatch::Pass() {
   std::string told;
   for (const StepRows::Row& row : rows_.Take(1 + kMostAtOnce / ranks_.size())) {
-    parts_.Step(row.seconds, row.parts);
+    parts_.Step(row.parts);
     for (const SlowRanks::News& news : slow_.Step(row.seconds)) told += (told.empty() ? "" : "; ") + Describe(news);
   }
   return told;
@@ -53,7 +55,7 @@ std::vector<WatchedRank> SlowWatch::ranks() const {
     const std::vector<Slowness>& found = slow_.found(static_cast<Rank>(rank));
     if (found.empty() || found.back().end >= 0) continue;
     ranks[rank].slowness = found.back();
-    if (const auto cause = parts_.CauseOf(static_cast<Rank>(rank))) ranks[rank].cause = cause->part;
+    ranks[rank].part = parts_.CauseOf(static_cast<Rank>(rank)).part;
   }
   return ranks;
 }
@@ -61,7 +63,8 @@ std::vector<WatchedRank> SlowWatch::ranks() const {
 std::string SlowWatch::Describe(const SlowRanks::News& news) const {
   std::string line = "rank " + std::to_string(news.slowness.rank) + ' ' + news.slowness.Describe();
   if (news.change == SlowRank::Change::kEnds) return line + ", and is not slow any more";
-  return line + parts_.Describe(news.slowness.rank) + horovod_partial::Describe(ranks_[Index(news.slowness.rank)].signs);
+  const Rank rank = news.slowness.rank;
+  return line + parts_.CauseOf(rank).text + horovod_partial::Describe(ranks_[Index(rank)].signs);
 }
 
 std::string Describe(const MachineSigns& signs) {

@@ -23,7 +23,7 @@ struct WatchedRank {
   std::int64_t bytes = 0;            // the bytes that the rank has handed over for reduction
   MachineSigns signs;                // means over recent heartbeats
   std::optional<Slowness> slowness;  // set while the rank is slow
-  std::optional<Part> cause;         // the part that explains the slowness, while the rank is slow
+  std::string part = "none";         // the part that explains the slowness, while the rank is slow
 };
 
 class SlowWatch {
@@ -45,7 +45,7 @@ class SlowWatch {
   StepRows rows_;
   SlowRanks slow_;
   SlowParts parts_;
-  std::vector<WatchedRank> ranks_;  // `slowness` and `cause` are not set here, but by ranks()
+  std::vector<WatchedRank> ranks_;  // `slowness` and `part` are not set here, but by ranks()
 };
 
 // Returns how many processors a rank uses, and which other signs are high, in brackets; or an empty text.

@@ -163,16 +163,14 @@ def _alike(compute: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _of_parts(slow: list[Slowness]) -> str:
-    told = []
-    for part, does, then in (
-        ("loader", "waits for data", "give its loader more workers or faster storage"),
-        ("other", "does something else between its steps", "evaluate, save and log alike on all ranks, or asynchronously"),
+    told = ""
+    for part, why, then in (
+        ("loader", "the program waits for data", "give each loader more workers, or faster storage"),
+        ("other", "the program does something else between steps", "evaluate, save and log alike on all ranks, or asynchronously"),
     ):
-        of = [str(rank.rank) for rank in slow if rank.part == part]
-        if of:
-            several = f"Ranks {', '.join(of)} are slow because each" if len(of) > 1 else f"Rank {of[0]} is slow because it"
-            told.append(f"{several} {does}: {then} first. No policy removes this. The rest of this advice takes it as it is.")
-    return " ".join(told)
+        if of := [str(rank.rank) for rank in slow if rank.cause[0] == part]:
+            told += f"On rank {', '.join(of)} {why}: first {then}. No policy removes that; the rest takes it as it is. "
+    return told.strip()
 
 
 def _of_other_waits(share: float) -> str:

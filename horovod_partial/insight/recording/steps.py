@@ -46,7 +46,6 @@ class RankSteps:
     seconds after the compute or during a wait. `share` equals `compute`, except under `WorkSharing()`. There it is the
     time that this rank would have needed for an equal share of the step's micro-batches. Each micro-batch that the rank
     computed more, or less, than its share counts as the median of the rank's micro-batches in the step.
-
     `parts`, of the shape (steps, 5), has the seconds of each part of `compute`, in the order of `PARTS`; -1 if unknown.
     """
 
@@ -129,12 +128,8 @@ class JobSteps:
 
     @property
     def parts(self) -> Floats:
-        """The parts of `compute` by `PARTS`, in seconds, of the shape (steps, ranks, 5); -1 where they are unknown."""
-        scaled = [
-            np.where(steps.parts < 0, -1, steps.parts * (steps.share / np.maximum(steps.compute, 1e-6))[:, None])
-            for steps in self.ranks
-        ]
-        return np.stack(scaled, axis=1)
+        """The parts of a micro-batch in seconds, of the shape (steps, ranks, 5), in the order of `PARTS`. -1 if unknown."""
+        return np.stack([steps.parts / steps.micro_batches[:, None] for steps in self.ranks], axis=1)
 
     def common(self) -> JobSteps:
         """Return only the steps that every rank has recorded. So the arrays of all ranks have the same shape."""
@@ -201,7 +196,7 @@ def _steps(rank: RankRecording, clocks: Clocks, rows: Table, passes: int) -> Ran
     compute = np.add.reduceat(each, first)
     median = each[np.lexsort((each, np.repeat(np.arange(len(step)), micro_batches)))][(first + last) // 2]
     parts = np.column_stack([rows[name] for name in PARTS])
-    known = np.minimum.reduceat(parts, first) >= 0  # of an update: in each of its micro-batches
+    known = np.minimum.reduceat(parts, first) >= 0
     reduce = np.add.reduceat(result - clocks.seconds(rank, rows["result"] - rows["reduced"]), first)
     steps = RankSteps(
         rank=rank.rank,

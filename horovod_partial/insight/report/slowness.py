@@ -20,7 +20,7 @@ LEAST_STEPS = 30  # with fewer steps than this, a report does not say that no ra
 LEAST_SLOWNESS = 1.05  # in `follows_data`, a rank whose mean is this many times the mean of all ranks is slow
 _MOST_STARVED = 0.5  # if a rank waits for a processor for more than this share of the time, its times are not trusted
 _NEARLY_ALL = 0.8  # a rank that is slow in at least this share of the steps counts as always slow
-_MOST_STEPS = 4096  # the part that explains slowness is found in so many steps at most, the last ones
+_MOST_STEPS = 4096  # the part that explains slowness is sought in so many steps at most, the last ones
 _SURE = 4.0  # two values count as different if they lie at least this many standard errors apart
 _LEAST_IMBALANCE = 1.1  # ranks wait for each other if a step's slowest rank takes this many times the ranks' mean
 _ALIKE = 1.5  # standard deviations of ranks' times are alike if they differ by at most this factor
@@ -35,8 +35,8 @@ class Slowness:
     `compute` is the mean compute time of a step, in seconds. `score` is the fastest rank's `compute` divided by this
     rank's; 1 for the fastest. `steps` is how many steps were looked at. `times` has all periods in which the rank was
     slow, oldest first. Steps are counted from the first step that all ranks have recorded. A period with an `end` of -1
-    lasts until the recording's end. `part` is the part of a step that explains `worst`, a value of `Part` in C++, or
-    `"none"`; `why` says so at the end of a sentence.
+    lasts until the recording's end. `cause` is the part of a step that explains `worst`, or `"none"`, and the end of
+    a sentence that says so.
     """
 
     rank: int
@@ -44,8 +44,7 @@ class Slowness:
     score: float
     steps: int
     times: tuple[_core.Slowness, ...] = ()
-    part: str = "none"
-    why: str = ""
+    cause: tuple[str, str] = ("none", "")
 
     @property
     def worst(self) -> _core.Slowness | None:
@@ -64,14 +63,13 @@ class Slowness:
 
     def __str__(self) -> str:
         """Say how slow the rank was: the rest of a sentence that begins with the rank's name."""
-        return self.worst.describe() + self.why if self.worst else "is not slow"
+        return self.worst.describe() + self.cause[1] if self.worst else "is not slow"
 
 
 def of_job(ranks: list[int], compute: Floats, parts: Floats | None = None) -> list[Slowness]:
     """Find out how slow each rank of a job was, and in what way.
 
-    `compute` has seconds, of the shape (steps, ranks), with the same steps of all ranks. `parts` has the parts of these,
-    of the shape (steps, ranks, 5), -1 where they are unknown.
+    `compute` has seconds, of the shape (steps, ranks), with the same steps of all ranks. `parts` is `JobSteps.parts`.
     """
     detector = _core.SlowRanks(len(ranks))
     for step in compute:
@@ -86,8 +84,8 @@ def of_job(ranks: list[int], compute: Floats, parts: Floats | None = None) -> li
             slow_parts = _core.SlowParts(len(ranks))
             end = of_rank.worst.end if of_rank.worst.end >= 0 else len(compute)
             for step in range(max(of_rank.worst.begin, end - _MOST_STEPS), end):
-                slow_parts.step(compute[step], parts[step])
-            of_rank = replace(of_rank, part=slow_parts.cause(column), why=slow_parts.describe(column))
+                slow_parts.step(parts[step])
+            of_rank = replace(of_rank, cause=slow_parts.cause(column))
         slow.append(of_rank)
     return slow
 
