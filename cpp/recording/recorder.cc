@@ -180,7 +180,9 @@ StepTimer& Recorder::TimerOf(const std::optional<std::string>& optimizer) {
 
 void Recorder::AddStep(const Step& step) {
   const auto micros = [](Time time) { return std::chrono::duration_cast<std::chrono::microseconds>(time).count(); };
-  const auto part = [&step](Part of) { return step.parts[of] < 0 ? std::int64_t{-1} : std::int64_t{std::llround(1e6 * step.parts[of])}; };
+  const auto part = [&step](Part of) {
+    return step.parts[of] < 0 ? std::int64_t{-1} : std::int64_t{std::llround(1e6 * step.parts[of])};
+  };
   if (records_)
     steps_.Add(step.bucket, step.number, step.begin >= begun_ ? Micros(*step.begin) : -1, Micros(step.handed),
                Micros(step.result), micros(step.blocked), micros(step.reduced), step.round, std::int64_t{step.late},

@@ -131,10 +131,9 @@ class Recorder : private NonCopyable {
   Time seen_{0};              // when Horovod's cycle last saw tensors of its own reductions
   std::size_t reported_ = 0;  // the bytes in all reports so far
   Table buckets_{"buckets", {"bucket", "name", "policy", "process_set", "bytes"}};
-  Table steps_{
-      "steps",
-      {"bucket", "step", "begin", "handed", "result", "blocked", "reduced", "round", "late", "staleness", "bytes", "loader",
-       "forward", "backward", "optimizer", "other"}};
+  Table steps_{"steps",
+               {"bucket", "step", "begin", "handed", "result", "blocked", "reduced", "round", "late", "staleness",
+                "bytes", "loader", "forward", "backward", "optimizer", "other"}};
   Table waits_{"waits", {"begin", "end"}};
   Table reductions_{"reductions", {"sequence", "process_set", "end", "everyone"}};
   Table rounds_{"rounds", {"bucket", "round", "time", "reason", "quorum", "gradients", "missing", "delivered"}};

@@ -13,9 +13,12 @@ constexpr double kRecent = 1.0 / 64;  // a sum forgets this share of its past wi
 constexpr double kLeastShare = 0.5;   // a part with this share of the excess explains it
 constexpr double kNearlyAll = 0.9;    // if one pass has this share of the excess of both, only that pass is named
 constexpr std::size_t kStep = 6;      // the place of the whole step behind its parts
-constexpr std::array<const char*, kStep> kWhat = {
-    "waiting for data", "the forward pass", "the backward pass", "the optimizer",
-    "work between steps, such as evaluation or saving", "the forward and backward passes"};
+constexpr std::array<const char*, kStep> kWhat = {"waiting for data",
+                                                  "the forward pass",
+                                                  "the backward pass",
+                                                  "the optimizer",
+                                                  "work between steps, such as evaluation or saving",
+                                                  "the forward and backward passes"};
 
 constexpr std::size_t At(Part part) { return static_cast<std::size_t>(part); }
 

@@ -23,12 +23,11 @@ namespace horovod_partial {
 struct TimedStep {
   std::int64_t number = 0;
   double seconds = 0;  // how long the rank computed in the step
-  Parts parts;
+  Parts parts = {};
 
   template <class Self>
   static auto Fields(Self& self) {
-    return std::make_tuple(Named("number", self.number), Named("seconds", self.seconds),
-                           Named("parts", self.parts));
+    return std::make_tuple(Named("number", self.number), Named("seconds", self.seconds), Named("parts", self.parts));
   }
 };
 
@@ -52,6 +51,7 @@ struct Step {
   Time result{0};             // when the last result came
   Time blocked{0};            // how long the application was blocked between `begin` and `handed`
   Time reduced{0};            // how long reductions ran while the application was blocked, and after `handed`
+  Parts parts;                // what the rank did while it computed
   Round round = -1;           // the newest round that had a result in the step
   bool late = false;
   int staleness = 0;
