@@ -22,8 +22,7 @@ _OF_RANKS = (
     (
         "slowness",
         "slowness_ratio",
-        "How many times as long as the median rank a slow rank computes, in what way it is slow, and which part explains it; 1 if "
-        "it is not slow.",
+        "How many times as long as the median rank a slow rank computes, in what way, and which part explains it; else 1.",
     ),
     ("processors", "processors", "Processors that the rank's process uses, on average."),
     (

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from harness.whole_jobs import Job
 
-from horovod_partial.insight import recording
 from horovod_partial._core import PARTS
+from horovod_partial.insight import recording
 from horovod_partial.insight.recording import Clocks, JobSteps, RankSteps, Recording
 
 pytestmark = pytest.mark.launch(ranks=(3,))

@@ -56,10 +56,10 @@ class Job:
     """
 
     compute: NDArray[np.float64]
-    quorum: int |    first: NDArray[np.float64] | None = None
-    loader: NDArray[np.float64] | None = None
+    quorum: int | None = None
     passes: int = 0
     first: NDArray[np.float64] | None = None
+    loader: NDArray[np.float64] | None = None
     reduce: float = 0.004
     hosts: list[Host] = field(default_factory=lambda: [Host("worker-0")])
     late_ends: float = 0.0

@@ -166,7 +166,11 @@ def _of_parts(slow: list[Slowness]) -> str:
     told = ""
     for part, why, then in (
         ("loader", "the program waits for data", "give each loader more workers, or faster storage"),
-        ("other", "the program does something else between steps", "evaluate, save and log alike on all ranks, or asynchronously"),
+        (
+            "other",
+            "the program does something else between steps",
+            "evaluate, save and log alike on all ranks, or asynchronously",
+        ),
     ):
         if of := [str(rank.rank) for rank in slow if rank.cause[0] == part]:
             told += f"On rank {', '.join(of)} {why}: first {then}. No policy removes that; the rest takes it as it is. "

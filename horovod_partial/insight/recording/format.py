@@ -21,12 +21,10 @@ TABLES: dict[str, dict[str, type]] = {
     # The columns of `buckets` after the first one are the fields of `reading.Bucket`, in this order.
     "buckets": {"bucket": int, "name": str, "policy": str, "process_set": int, "bytes": int},
     "steps": dict.fromkeys(
-        (
-            *("bucket", "step", "begin", "handed", "result", "blocked", "reduced", "round", "late", "staleness", "bytes"),
-            *PARTS,  # older recordings lack these columns
-        ),
+        ("bucket", "step", "begin", "handed", "result", "blocked", "reduced", "round", "late", "staleness", "bytes"),
         int,
-    ),
+    )
+    | dict.fromkeys(PARTS, int),  # older recordings lack these
     "waits": {"begin": int},
     "reductions": {"sequence": int, "process_set": int, "end": int, "everyone": int},
     "rounds": {"bucket": int, "time": int, "reason": str, "quorum": int, "missing": list, "delivered": list},

@@ -74,8 +74,9 @@ def batches(seconds: float) -> Any:
 
 
 def train_with_keras() -> None:
-    import horovod_partial.keras as hvd
     import keras
+
+    import horovod_partial.keras as hvd
 
     hvd.init()
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
@@ -84,8 +85,9 @@ def train_with_keras() -> None:
 
 
 def train_with_a_tape() -> None:
-    import horovod_partial.tensorflow as hvd
     import tensorflow as tf
+
+    import horovod_partial.tensorflow as hvd
 
     hvd.init()
     weight = tf.Variable(tf.ones((8, 1)))
