@@ -1,6 +1,8 @@
 """What a program does is told to the core, without an edit: its requests for batches, and its optimizer's steps."""
 
+import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,8 +38,8 @@ def unwrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """The classes that are wrapped are as before afterwards."""
     for owner, name in ((DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__")):
         monkeypatch.setattr(owner, name, vars(owner)[name])
-    monkeypatch.setattr(step_parts, "_LOADERS", {"torch": step_parts._LOADERS["torch"]})
-    monkeypatch.setattr(step_parts, "_wrapped", set())
+    monkeypatch.setattr(sys.modules["torch.optim.optimizer"], "_global_optimizer_post_hooks", OrderedDict())
+    monkeypatch.setattr(step_parts, "_wrapped", {"tensorflow"})
     monkeypatch.setattr(step_parts, "_told", [])
 
 
