@@ -238,10 +238,12 @@ py::list RanksOf(const heartbeat::Monitor& monitor) {
     of["bytes"] = rank.bytes;
     of["slowness"] = rank.slowness ? rank.slowness->factor : 1.0;
     of["kind"] = rank.slowness ? NameOf(rank.slowness->kind) : "none";
+    of["part"] = rank.part;
     const auto tell = [&](const auto& sign) {
       if (sign.value >= 0) of[sign.name] = sign.value;
     };
     std::apply([&](const auto&... sign) { (tell(sign), ...); }, MachineSigns::Fields(rank.signs));
+    std::apply([&](const auto&... part) { (tell(part), ...); }, Parts::Fields(rank.parts));
     result.append(of);
   }
   return result;
@@ -472,6 +474,14 @@ PYBIND11_MODULE(_attach, m) {
               recorder->Waited(std::chrono::nanoseconds(begin), std::chrono::nanoseconds(end), false);
           },
           released, py::arg("begin"), py::arg("end"))
+      // Keeps the interpreter's lock: it waits for nobody for long, and another thread would take that lock for longer.
+      .def(
+          "mark",
+          [](const LibraryHandle& library, std::int64_t iterator, std::int64_t begin, std::int64_t end, bool gives) {
+            if (const auto recorder = attach::LastRecorder(library))
+              recorder->Marked({iterator, std::chrono::nanoseconds(begin), std::chrono::nanoseconds(end), gives});
+          },
+          py::arg("iterator"), py::arg("begin"), py::arg("end"), py::arg("gives"))
       .def(
           "end_recording",
           [](const LibraryHandle& library) {

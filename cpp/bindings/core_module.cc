@@ -2,6 +2,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <tuple>
+#include <vector>
+
 #include "bindings/conversions.h"
 #include "bindings/fields.h"
 #include "bindings/simulator_bindings.h"
@@ -10,6 +13,7 @@
 #include "core/merging/merging_plan.h"
 #include "core/quorum/policy.h"
 #include "core/rounds/bucket_spec.h"
+#include "core/slowness/slow_parts.h"
 #include "core/slowness/slow_ranks.h"
 #include "core/values/fields.h"
 
@@ -71,4 +75,23 @@ PYBIND11_MODULE(_core, m) {
           },
           py::arg("seconds"))
       .def("found", &SlowRanks::found, py::arg("rank"));
+  const Parts none;
+  m.attr("PARTS") = std::apply([](const auto&... part) { return py::make_tuple(part.name...); }, Parts::Fields(none));
+  py::class_<SlowParts>(m, "SlowParts")
+      .def(py::init<int>(), py::arg("size"))
+      .def(
+          "step",
+          [](SlowParts& self, const std::vector<decltype(Parts::seconds)>& parts) {
+            std::vector<Parts> of_ranks;
+            for (const auto& seconds : parts) of_ranks.push_back({seconds});
+            self.Step(of_ranks);
+          },
+          py::arg("parts"))
+      .def(
+          "cause",
+          [](const SlowParts& self, Rank rank) {
+            const auto [part, text] = self.CauseOf(rank);
+            return py::make_tuple(part, text);
+          },
+          py::arg("rank"));
 }

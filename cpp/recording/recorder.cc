@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <climits>
+#include <cmath>
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
@@ -205,10 +206,14 @@ StepTimer& Recorder::TimerOf(const std::optional<std::string>& optimizer) {
 
 void Recorder::AddStep(const Step& step) {
   const auto micros = [](Time time) { return std::chrono::duration_cast<std::chrono::microseconds>(time).count(); };
+  const auto part = [&step](Part of) {
+    return step.parts[of] < 0 ? std::int64_t{-1} : std::int64_t{std::llround(1e6 * step.parts[of])};
+  };
   if (records_)
     steps_.Add(step.bucket, step.number, step.begin >= begun_ ? Micros(*step.begin) : -1, Micros(step.handed),
                Micros(step.result), micros(step.blocked), micros(step.reduced), step.round, std::int64_t{step.late},
-               std::int64_t{step.staleness}, static_cast<std::int64_t>(step.bytes));
+               std::int64_t{step.staleness}, static_cast<std::int64_t>(step.bytes), part(Part::kLoader),
+               part(Part::kForward), part(Part::kBackward), part(Part::kOptimizer), part(Part::kOther));
 }
 
 void Recorder::Arrived(const BucketLabel& bucket, Time time) {
@@ -234,6 +239,13 @@ void Recorder::Waited(Time begin, Time end, bool for_round) {
 void Recorder::Handed(Time time) {
   std::lock_guard<std::mutex> lock(mutex_);
   seen_ = time;
+  TimerOf(std::nullopt).Handed(time);
+}
+
+void Recorder::Marked(const Mark& mark) {
+  if (!on()) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& [optimizer, timer] : timers_) timer.Marked(mark);
 }
 
 void Recorder::Reduced(const Reduction& reduction) {

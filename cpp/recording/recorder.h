@@ -92,6 +92,8 @@ class Recorder : private NonCopyable {
   void Waited(Time begin, Time end, bool for_round);
   // Records that Horovod's cycle has seen new tensors of Horovod's own operations.
   void Handed(Time time);
+  // Records that the program has asked for a batch, or that its optimizer has ended a step.
+  void Marked(const Mark& mark);
   void Reduced(const Reduction& reduction);
   void Decided(const BucketLabel& bucket, const DecidedRound& round);
 
@@ -139,9 +141,9 @@ class Recorder : private NonCopyable {
   Time seen_{0};              // when Horovod's cycle last saw tensors of its own reductions
   std::size_t reported_ = 0;  // the bytes in all reports so far
   Table buckets_{"buckets", {"bucket", "name", "policy", "process_set", "bytes"}};
-  Table steps_{
-      "steps",
-      {"bucket", "step", "begin", "handed", "result", "blocked", "reduced", "round", "late", "staleness", "bytes"}};
+  Table steps_{"steps",
+               {"bucket", "step", "begin", "handed", "result", "blocked", "reduced", "round", "late", "staleness",
+                "bytes", "loader", "forward", "backward", "optimizer", "other"}};
   Table waits_{"waits", {"begin", "end"}};
   Table reductions_{"reductions", {"sequence", "process_set", "end", "everyone"}};
   Table rounds_{"rounds", {"bucket", "round", "time", "reason", "quorum", "gradients", "missing", "delivered"}};

@@ -10,6 +10,8 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from horovod_partial._core import PARTS
+
 PREFIX = "horovod_partial_"
 
 # Metrics of each watched rank: the key in what `ranks` returns, the name of the metric, and its help text.
@@ -21,7 +23,7 @@ _OF_RANKS = (
     (
         "slowness",
         "slowness_ratio",
-        "How many times as long as the median rank a slow rank computes, and in what way it is slow; 1 if it is not. Pauses: "
+        "How many times as long as the median rank a slow rank computes, in what way, and which part explains it; else 1. Pauses: "
         + "the time of the job divided by what that would be without them.",
     ),
     ("processors", "processors", "Processors that the rank's process uses, on average."),
@@ -86,8 +88,15 @@ class JobMetrics(Collector):
         for key, name, help_text in _OF_RANKS:
             samples = [({"rank": str(number)}, rank) for number, rank in enumerate(ranks) if key in rank]
             if key == "slowness":
-                samples = [({**labels, "kind": rank["kind"]}, rank) for labels, rank in samples]
+                samples = [({**labels, "kind": rank["kind"], "part": rank["part"]}, rank) for labels, rank in samples]
             yield _metric(name, help_text, [(labels, rank[key]) for labels, rank in samples])
+        parts = [
+            ({"rank": str(number), "part": part}, rank[part])
+            for number, rank in enumerate(ranks)
+            for part in PARTS
+            if part in rank
+        ]
+        yield _metric("part_seconds_total", "Parts of the compute time, over the steps where they are known.", parts)
         counts = {
             (number, bucket, *of): value
             for number, buckets in self._statistics().items()

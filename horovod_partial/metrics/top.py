@@ -123,6 +123,7 @@ def show(before: Scrape, after: Scrape) -> Group:
     for name in ("rank", "steps/s", "compute ms", "computing", "MB/s", "late", "CPUs"):
         table.add_column(name, justify="right")
     table.add_column("slowness")
+    table.add_column("part")
     ranks = [str(rank) for rank in range(int(after.of("ranks") or 0))]
     slowness = {rank: after.of("slowness_ratio", rank=rank) or 1.0 for rank in ranks}
     for rank, factor in sorted(slowness.items(), key=lambda item: -item[1]):
@@ -140,6 +141,7 @@ def show(before: Scrape, after: Scrape) -> Group:
             _text(_late(before, after, rank), "{:.0%}"),
             _text(after.of("processors", rank=rank), "{:.1f}"),
             f"{factor:.2f} {after.label('slowness_ratio', 'kind', rank=rank)}" if factor > 1 else "-",
+            after.label("slowness_ratio", "part", rank=rank).replace("none", "") or "-",
             style="bold" if factor > 1 else None,
         )
     return Group(Text(_summary(before, after, ranks)), table)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from horovod_partial import _attach, log
 from horovod_partial.checks import is_number, require
-from horovod_partial.runtime import bucket_config, failure, healing, heartbeat
+from horovod_partial.runtime import bucket_config, failure, healing, heartbeat, step_parts
 from horovod_partial.runtime.appliers import AheadApplier, Applier, Averager, Meanwhile, Sharer, this_thread
 from horovod_partial.runtime.build import check_features
 from horovod_partial.runtime.tenure import Tenure
@@ -162,7 +162,9 @@ class Runtime:
 
         The keys are `steps`; `compute_seconds` of these steps; `bytes` handed over for reduction; `slowness`: the
         rank's compute time divided by that of the median rank, or 1 if the rank is not slow; `kind`: in what way it is
-        slow; and on Linux `processors`, `throttled`, `stolen` and `pressure` (`docs/slow-ranks.md`, Metrics).
+        slow; `part`: the part of its steps that explains it, or none; `loader`, `forward`, `backward`, `optimizer` and
+        `other`: the seconds of these parts, where they are known; and on Linux `processors`, `throttled`, `stolen` and
+        `pressure` (`docs/slow-ranks.md`, Metrics).
         """
         monitor = self._monitor
         return [] if monitor is None else monitor.ranks()
@@ -212,7 +214,7 @@ class Runtime:
         )
         require(is_number(megabytes) and 1 <= megabytes < 1e6, "megabytes", "1 or more, and below 1e6", megabytes)
         self.core.record(os.path.abspath(directory), int(megabytes * 1e6))
-        self.notes_waits = True
+        self._note_times()
 
     def watch(self) -> None:
         """Let rank 0 log when a rank becomes slow, how slow, since which step and in what way, and when this ends.
@@ -231,7 +233,11 @@ class Runtime:
 
     def _time_steps(self) -> None:
         self.core.watch(True)
+        self._note_times()
+
+    def _note_times(self) -> None:
         self.notes_waits = True
+        step_parts.begin(self.core)
 
     def _warn_of_no_watch(self) -> None:
         if self._monitor is None and self.rank() == 0 and self.size() > 1:

@@ -130,9 +130,12 @@ TEST_F(RecorderTest, WritesEachTable) {
   TakeStep(begin);
   recorder_.Arrived({0, "horovod_partial.replicas", policy_, 1 << 20}, begin + 3ms);
   recorder_.Waited(begin + 1ms, begin + 3ms, false);
+  recorder_.Marked({Mark::kOptimizer, begin + 3100us, begin + 3100us, false});
+  recorder_.Marked({5, begin + 3300us, begin + 3600us, true});
   recorder_.Arrived(Label(), begin + 4ms);
   recorder_.Got(Label(), begin + 6ms, 8, true, 3);
   recorder_.Waited(begin + 4ms, begin + 7ms, true);
+  recorder_.Marked({5, begin + 7ms, begin + 8ms, true});
   recorder_.Handed(begin + 1ms);
   recorder_.Reduced({11, 0, &names, begin + 4ms, begin + 5ms, 800, true});
   recorder_.Reduced({12, 0, nullptr, begin + 5ms, begin + 6ms, 4096, false});
@@ -148,7 +151,8 @@ TEST_F(RecorderTest, WritesEachTable) {
                       "\"process_set\":[0],\"bytes\":[4096]}\n"),
             HasSubstr("{\"table\":\"steps\",\"bucket\":[-1,0,0],\"step\":[0,0,1],\"begin\":[-1,-1,"),
             HasSubstr("\"blocked\":[0,0,1000],\"reduced\":[1000,0,2000],\"round\":[-1,7,8],\"late\":[0,0,1],"
-                      "\"staleness\":[0,0,3],\"bytes\":[800,4096,4096]}\n"),
+                      "\"staleness\":[0,0,3],\"bytes\":[800,4096,4096],\"loader\":[-1,-1,300],\"forward\":[-1,-1,400],"
+                      "\"backward\":[-1,-1,0],\"optimizer\":[-1,-1,100],\"other\":[-1,-1,200]}\n"),
             HasSubstr("{\"table\":\"waits\",\"begin\":["),
             HasSubstr("{\"table\":\"reductions\",\"sequence\":[11,12],\"process_set\":[0,0],\"end\":["),
             HasSubstr("\"everyone\":[1,0]}\n"),

@@ -21,8 +21,9 @@ struct Ranks {
     for (int i = 0; i < beats; ++i) {
       for (std::size_t rank = 0; rank < seconds.size(); ++rank) {
         Beat beat;
+        const Parts parts{{loads ? seconds[rank] - 0.09 : -1, -1, 0.09, -1, -1}};
         for (int step = 0; step < 5; ++step)
-          beat.steps.ended.push_back({number + step, seconds[rank] + (rank == 2 && step == 0 ? pause : 0)});
+          beat.steps.ended.push_back({number + step, seconds[rank] + (rank == 2 && step == 0 ? pause : 0), parts});
         if (rank == 2) beat.signs.throttled = 0.4;
         watch.Says(static_cast<Rank>(rank), beat);
       }
@@ -36,6 +37,7 @@ struct Ranks {
   std::vector<double> seconds;
   double pause = 0;  // by how many seconds the first step of each heartbeat is longer on rank 2
   std::int64_t number = 0;
+  bool loads = false;  // true if the loader is seen, so that the parts of a step are known
 };
 
 TEST(SlowWatchTest, TellsOnceWhoIsSlowAndWhenItIsOver) {
@@ -67,6 +69,22 @@ TEST(SlowWatchTest, TellsWhoPausesAndWhenThatIsOver) {
   const auto over = ranks.Run(40);
   ASSERT_EQ(over.size(), 1U);
   EXPECT_THAT(over[0], EndsWith(" from step 45 to 495, and pauses no more"));
+}
+
+TEST(SlowWatchTest, TellsThePartThatExplainsIt) {
+  Ranks ranks(3);
+  ranks.loads = true;
+  EXPECT_TRUE(ranks.Run(4).empty());
+  EXPECT_NEAR(ranks.watch.ranks()[0].parts[Part::kLoader], 0.2, 1e-9);
+  ranks.seconds[1] = 0.2;
+  const auto told = ranks.Run(4);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_THAT(told[0], EndsWith(" since step 20: 100 % of the excess is waiting for data"));
+  EXPECT_EQ(ranks.watch.ranks()[1].part, "loader");
+  EXPECT_EQ(ranks.watch.ranks()[0].part, "none");
+  ranks.seconds[1] = 0.1;
+  ranks.Run(8);
+  EXPECT_EQ(ranks.watch.ranks()[1].part, "none") << "it is not slow any more";
 }
 
 TEST(SlowWatchTest, SeveralRanksAreToldInOneLine) {

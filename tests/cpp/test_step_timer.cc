@@ -142,6 +142,183 @@ TEST_F(StepTimerTest, WhatNobodyTakesIsBounded) {
   EXPECT_GT(steps_.size(), 90'000U);
 }
 
+// The program's side of a step's parts. Iterator 0 is that of the training, and 7 that of an evaluation.
+class PartsTest : public StepTimerTest {
+ protected:
+  void Ask(Time begin, Time end, std::int64_t iterator = 0) { timer_.Marked({iterator, begin, end, true}); }
+  void Optimize(Time end) { timer_.Marked({Mark::kOptimizer, end, end, false}); }
+  // A step of 100 ms that begins at `at`: the optimizer takes 10 ms, and the forward pass `forward`.
+  void TakeStep(Time at, Time loader, Time forward, Time backward) {
+    Optimize(at + 10ms);
+    Ask(at + 10ms, at + 10ms + loader);
+    Arrive(0, at + 10ms + loader + forward);
+    Arrive(1, at + 10ms + loader + forward + backward);
+    for (const std::int64_t bucket : {0, 1}) Get(bucket, at + 100ms);
+  }
+  // The parts of step 1, in milliseconds, after a step before it and one behind it.
+  std::vector<double> PartsOfStep1() {
+    timer_.Flush();
+    std::vector<double> parts;
+    for (const TimedStep& step : timer_.Take())
+      if (step.number == 1)
+        for (const double seconds : step.parts.seconds) parts.push_back(seconds < 0 ? -1 : std::round(1e3 * seconds));
+    return parts;
+  }
+};
+using Milliseconds = std::vector<double>;  // loader, forward, backward, optimizer, other
+
+TEST_F(PartsTest, AStepIsSplitByItsBatchItsGradientsAndTheOptimizer) {
+  TakeStep(0ms, 5ms, 10ms, 20ms);
+  TakeStep(100ms, 15ms, 20ms, 30ms);
+  TakeStep(200ms, 5ms, 10ms, 20ms);
+  EXPECT_EQ(PartsOfStep1(), (Milliseconds{15, 20, 30, 10, 0}));
+}
+
+TEST_F(PartsTest, AnEvaluationIsOtherWorkWithItsLoader) {
+  TakeStep(0ms, 5ms, 10ms, 20ms);
+  Optimize(110ms);
+  for (int batch = 0; batch < 3; ++batch) Ask(115ms + batch * 10ms, 120ms + batch * 10ms, 7);
+  timer_.Waited(142ms, 144ms, false);
+  Ask(150ms, 155ms);
+  Arrive(0, 165ms);
+  Arrive(1, 180ms);
+  for (const std::int64_t bucket : {0, 1}) Get(bucket, 190ms);
+  TakeStep(200ms, 5ms, 10ms, 20ms);
+  EXPECT_EQ(PartsOfStep1(), (Milliseconds{5, 10, 15, 10, 38}));
+}
+
+TEST_F(PartsTest, TheLastBatchOfAnEpochAndTheFirstOfTheNextAreTheTrainings) {
+  TakeStep(0ms, 5ms, 10ms, 20ms);
+  Optimize(110ms);
+  timer_.Marked({1, 110ms, 130ms, false});  // the next epoch makes its iterator
+  Ask(130ms, 135ms, 1);
+  ArriveAndGet(150ms);
+  Optimize(160ms);
+  Ask(160ms, 161ms, 1);
+  ArriveAndGet(170ms);
+  EXPECT_EQ(PartsOfStep1(), (Milliseconds{25, 15, 0, 10, 0}));
+}
+
+TEST_F(PartsTest, TwoLoadersAreBothWaitedFor) {
+  for (int step = 0; step < 3; ++step) {
+    const Time at = step * 100ms;
+    Optimize(at + 10ms);
+    Ask(at + 12ms, at + 20ms, 0);
+    Ask(at + 20ms, at + 21ms, 1);
+    ArriveAndGet(at + 50ms);
+  }
+  EXPECT_EQ(PartsOfStep1(), (Milliseconds{9, 29, 0, 60, 2})) << "the optimizer's step lasts since the last result";
+}
+
+TEST_F(PartsTest, PassesOfAccumulatedGradientsAreNotToldApart) {
+  TakeStep(0ms, 5ms, 10ms, 20ms);
+  Optimize(110ms);
+  Ask(110ms, 115ms);
+  Ask(135ms, 140ms);
+  ArriveAndGet(160ms);
+  TakeStep(200ms, 5ms, 10ms, 20ms);
+  EXPECT_EQ(PartsOfStep1(), (Milliseconds{10, -1, 40, 10, 0}));
+}
+
+TEST_F(PartsTest, AStepOfALocalOptimizerBelongsToThePasses) {
+  TakeStep(0ms, 5ms, 10ms, 20ms);
+  Ask(102ms, 112ms);
+  Optimize(140ms);
+  ArriveAndGet(150ms);  // the model is averaged
+  TakeStep(200ms, 5ms, 10ms, 20ms);
+  EXPECT_EQ(PartsOfStep1(), (Milliseconds{10, -1, 38, -1, 2}));
+}
+
+TEST_F(PartsTest, WorkBetweenTheOptimizersStepAndAMetricIsOther) {
+  for (int step = 0; step < 3; ++step) {
+    const Time at = step * 100ms;
+    Ask(at + 2ms, at + 5ms);
+    Arrive(0, at + 20ms);
+    Get(0, at + 25ms);
+    timer_.Waited(at + 20ms, at + 25ms, false);
+    Optimize(at + 30ms);
+    Arrive(1, at + 70ms);  // an average of the loss
+    Get(1, at + 100ms);
+  }
+  EXPECT_EQ(PartsOfStep1(), (Milliseconds{3, 15, 5, -1, 42}));
+}
+
+TEST_F(PartsTest, BetweenTwoOptimizersIsNoOtherWork) {
+  for (int step = 0; step < 3; ++step) {
+    const Time at = step * 100ms;
+    Optimize(at + 5ms);  // of the generator, in the step before
+    Ask(at + 5ms, at + 10ms);
+    Arrive(0, at + 20ms);
+    Get(0, at + 25ms);
+    Optimize(at + 30ms);  // of the discriminator
+    Arrive(1, at + 70ms);
+    Get(1, at + 100ms);
+  }
+  EXPECT_EQ(PartsOfStep1(), (Milliseconds{5, 10, 50, 5, 0}));
+}
+
+TEST_F(PartsTest, NothingIsSaidWithoutBatchesOfTheTraining) {
+  const auto take = [&](Time at, bool asks) {
+    Optimize(at + 10ms);
+    if (asks) Ask(at + 10ms, at + 12ms, 7);  // an evaluation, in one step only
+    ArriveAndGet(at + 50ms);
+  };
+  take(0ms, false);
+  take(100ms, true);
+  take(200ms, false);
+  EXPECT_EQ(PartsOfStep1(), (Milliseconds{-1, -1, -1, -1, -1}));
+}
+
+TEST_F(PartsTest, ABatchThatIsAskedForBehindTheGradientsIsOfALaterStep) {
+  for (int step = 0; step < 3; ++step) {
+    const Time at = step * 100ms;
+    Arrive(0, at + 40ms);
+    Ask(at + 42ms, at + 45ms);
+    Arrive(1, at + 50ms);
+    for (const std::int64_t bucket : {0, 1}) Get(bucket, at + 90ms);
+    Optimize(at + 95ms);
+  }
+  EXPECT_EQ(PartsOfStep1(), (Milliseconds{-1, -1, -1, -1, -1}));
+}
+
+TEST_F(PartsTest, TheOptimizerIsUnknownWhereItsStepIsNeverSeen) {
+  for (int step = 0; step < 3; ++step) {
+    Ask(step * 100ms + 20ms, step * 100ms + 25ms);
+    ArriveAndGet(step * 100ms + 60ms);
+  }
+  EXPECT_EQ(PartsOfStep1(), (Milliseconds{5, 35, 0, -1, 60}));
+}
+
+TEST_F(PartsTest, GradientsOfHorovodsOwnReductionsAreSeenBeforeTheyAreReduced) {
+  for (int step = 0; step < 3; ++step) {
+    const Time at = step * 100ms;
+    Optimize(at + 10ms);
+    Ask(at + 10ms, at + 15ms);
+    timer_.Handed(at + 30ms);
+    timer_.Handed(at + 45ms);
+    Reduce("a", at + 45ms, at + 50ms, at + 60ms);
+  }
+  EXPECT_EQ(PartsOfStep1(), (Milliseconds{5, 15, 15, 50, 0}));
+}
+
+TEST_F(PartsTest, MicroBatchesOfAnUpdateHaveTheirOwnParts) {
+  ArriveAndGet(0ms);
+  Optimize(1ms);
+  for (int micro_batch = 1; micro_batch < 4; ++micro_batch) {
+    const Time at = micro_batch * 10ms;
+    Ask(at - 8ms, at - 6ms);
+    Arrive(0, at);
+  }
+  Get(0, 50ms);
+  timer_.Flush();
+  const auto steps = timer_.Take();
+  ASSERT_EQ(steps.size(), 3U);
+  EXPECT_NEAR(steps[1].parts[Part::kOther], 0.002, 1e-9);
+  EXPECT_NEAR(steps[1].parts[Part::kLoader], 0.002, 1e-9);
+  EXPECT_NEAR(steps[1].parts[Part::kForward], 0.006, 1e-9);
+  EXPECT_EQ(steps[1].parts[Part::kOptimizer], 0) << "its step is not in this micro-batch";
+}
+
 TEST(StepCounterTest, WhatComesAgainBeginsAStep) {
   StepCounter steps;
   EXPECT_EQ(steps.Count({"a", "b"}), 0);
@@ -152,25 +329,30 @@ TEST(StepCounterTest, WhatComesAgainBeginsAStep) {
 }
 
 using Rows = std::vector<std::vector<double>>;
-constexpr std::size_t kAll = 1'000'000;
+// Takes all rows, without their parts.
+Rows Taken(StepRows& rows) {
+  Rows taken;
+  for (const StepRows::Row& row : rows.Take(1'000'000)) taken.push_back(row.seconds);
+  return taken;
+}
 
 TEST(StepRowsTest, AreThereWhenAllRanksHaveTheStep) {
   StepRows rows(2);
   rows.Add(0, {{1, 0.1}, {2, 0.2}});
   rows.Add(1, {{0, 0.0}});
-  ASSERT_EQ(rows.Take(kAll).size(), 1U);
-  EXPECT_TRUE(rows.Take(kAll).empty());
+  ASSERT_EQ(Taken(rows).size(), 1U);
+  EXPECT_TRUE(Taken(rows).empty());
   rows.Add(1, {{1, 0.3}});
-  EXPECT_EQ(rows.Take(kAll), (Rows{{0.1, 0.3}}));
+  EXPECT_EQ(Taken(rows), (Rows{{0.1, 0.3}}));
   rows.Add(1, {{2, 0.4}});
-  EXPECT_EQ(rows.Take(kAll), (Rows{{0.2, 0.4}}));
+  EXPECT_EQ(Taken(rows), (Rows{{0.2, 0.4}}));
 }
 
 TEST(StepRowsTest, AStepThatARankLacksShiftsNothing) {
   StepRows rows(2);
   rows.Add(0, {{1, 0.1}, {2, 0.2}, {3, 0.3}});
   rows.Add(1, {{1, 0.5}, {3, 0.7}});
-  const Rows taken = rows.Take(kAll);
+  const Rows taken = Taken(rows);
   ASSERT_EQ(taken.size(), 3U);
   EXPECT_TRUE(std::isnan(taken[1][1]));
   EXPECT_EQ(taken[2], (std::vector<double>{0.3, 0.7}));
@@ -181,22 +363,22 @@ TEST(StepRowsTest, NobodyWaitsForARankThatIsOut) {
   rows.SetOut(1, true);
   rows.Add(0, {{1, 0.1}});
   rows.Add(2, {{1, 0.3}});
-  const Rows taken = rows.Take(kAll);
+  const Rows taken = Taken(rows);
   ASSERT_EQ(taken.size(), 1U);
   EXPECT_TRUE(std::isnan(taken[0][1]));
   for (const Rank rank : {0, 2}) rows.SetOut(rank, true);
-  EXPECT_TRUE(rows.Take(kAll).empty());
+  EXPECT_TRUE(Taken(rows).empty());
 }
 
 TEST(StepRowsTest, ARankIsWaitedForFromItsFirstStepOn) {
   StepRows rows(2);
   rows.Add(0, {{1, 0.1}});
-  for (int i = 1; i < StepRows::kPatience; ++i) EXPECT_TRUE(rows.Take(kAll).empty());
-  EXPECT_EQ(rows.Take(kAll).size(), 1U);
+  for (int i = 1; i < StepRows::kPatience; ++i) EXPECT_TRUE(Taken(rows).empty());
+  EXPECT_EQ(Taken(rows).size(), 1U);
   rows.Add(1, {{1, 0.5}, {2, 0.6}});
-  EXPECT_TRUE(rows.Take(kAll).empty());
+  EXPECT_TRUE(Taken(rows).empty());
   rows.Add(0, {{2, 0.2}});
-  const Rows taken = rows.Take(kAll);
+  const Rows taken = Taken(rows);
   ASSERT_EQ(taken.size(), 2U);
   EXPECT_TRUE(std::isnan(taken[0][0])) << "this step was taken before";
   EXPECT_EQ(taken[1], (std::vector<double>{0.2, 0.6}));
@@ -206,14 +388,14 @@ TEST(StepRowsTest, ARankThatHasMissedStepsInAJoinIsLinedUpAgain) {
   StepRows rows(2);
   rows.Add(0, {{1, 0.1}});
   rows.Add(1, {{1, 0.1}});
-  EXPECT_EQ(rows.Take(kAll).size(), 1U);
+  EXPECT_EQ(Taken(rows).size(), 1U);
   rows.SetOut(1, true);
   rows.Add(0, {{2, 0.2}, {3, 0.3}});
-  EXPECT_EQ(rows.Take(kAll).size(), 2U);
+  EXPECT_EQ(Taken(rows).size(), 2U);
   rows.SetOut(1, false);
   rows.Add(1, {{2, 0.7}, {3, 0.8}});
   rows.Add(0, {{4, 0.4}, {5, 0.5}});
-  EXPECT_EQ(rows.Take(kAll), (Rows{{0.4, 0.7}, {0.5, 0.8}}));
+  EXPECT_EQ(Taken(rows), (Rows{{0.4, 0.7}, {0.5, 0.8}}));
 }
 
 TEST(StepRowsTest, NoMoreRowsAreTakenThanAreWanted) {
@@ -226,7 +408,7 @@ TEST(StepRowsTest, NoMoreRowsAreTakenThanAreWanted) {
 TEST(StepRowsTest, HeartbeatsOfFastRanksComeAtTheirOwnTimes) {
   StepRows rows(2);
   for (const Rank rank : {0, 1}) rows.Add(rank, {{-1, 0}});
-  EXPECT_EQ(rows.Take(kAll).size(), 1U);
+  EXPECT_EQ(Taken(rows).size(), 1U);
   std::size_t equal = 0;
   std::int64_t next[] = {0, 0};
   for (int beat = 0; beat < 20; ++beat) {
@@ -234,7 +416,7 @@ TEST(StepRowsTest, HeartbeatsOfFastRanksComeAtTheirOwnTimes) {
     std::vector<TimedStep> steps;
     for (int i = 0; i < 1000; ++i, ++next[rank]) steps.push_back({next[rank], static_cast<double>(next[rank])});
     rows.Add(rank, steps);
-    for (const auto& row : rows.Take(kAll)) equal += row[0] == row[1] ? 1 : 0;
+    for (const auto& row : Taken(rows)) equal += row[0] == row[1] ? 1 : 0;
   }
   EXPECT_EQ(equal, 10'000U);
 }
@@ -242,13 +424,13 @@ TEST(StepRowsTest, HeartbeatsOfFastRanksComeAtTheirOwnTimes) {
 TEST(StepRowsTest, ARankThatIsFarAheadIsComparedWithLaterSteps) {
   StepRows rows(2);
   for (const Rank rank : {0, 1}) rows.Add(rank, {{-1, 0}});
-  EXPECT_EQ(rows.Take(kAll).size(), 1U);
+  EXPECT_EQ(Taken(rows).size(), 1U);
   std::vector<TimedStep> steps;
   for (int i = 0; i < 10'000; ++i) steps.push_back({i, static_cast<double>(i)});
   rows.Add(0, steps);
-  EXPECT_TRUE(rows.Take(kAll).empty());
+  EXPECT_TRUE(Taken(rows).empty());
   rows.Add(1, {{0, 7}});
-  EXPECT_EQ(rows.Take(kAll), (Rows{{10'000.0 - StepRows::kMostAhead, 7}}));
+  EXPECT_EQ(Taken(rows), (Rows{{10'000.0 - StepRows::kMostAhead, 7}}));
 }
 
 }  // namespace

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from harness.whole_jobs import Job
 
+from horovod_partial._core import PARTS
 from horovod_partial.insight import recording
-from horovod_partial.insight.recording import Clocks, JobSteps, Recording
+from horovod_partial.insight.recording import Clocks, JobSteps, RankSteps, Recording
 
 pytestmark = pytest.mark.launch(ranks=(3,))
 SLEEP = 0.1  # seconds, of the slow rank in each step
@@ -53,9 +54,8 @@ def test_who_is_slow_shows(job: Job, folder: Path, policy: str, what: str) -> No
     assert found.rounds == (policy != "full")
     assert [len(of_rank.step) for of_rank in found.ranks] == [steps - 1] * 3  # nothing tells when the first one began
     check_the_last_rank_is_slow(found)
-    assert re.search(r"rank 2 takes \S+ times \(95 %: \S+ to \S+\) as long as the median rank", job.output()), (
-        job.output()
-    )
+    takes = r"rank 2 takes \S+ times \(95 %: \S+ to \S+\) as long as the median rank, in [^:]+"
+    assert re.search(rf"{takes}: \d+ % of the excess is waiting for data", job.output()), job.output()
     if policy == "full":
         assert np.median(found.ranks[0].wait) > SLEEP / 2  # the fast wait for the slow one
     else:
@@ -97,6 +97,7 @@ def test_keras(job: Job, folder: Path, policy: str) -> None:
     assert found.rounds == (policy != "full")
     assert min(len(of_rank.step) for of_rank in found.ranks) >= 15
     assert all((of_rank.compute >= 0).all() for of_rank in found.ranks)
+    assert all((of_rank.parts == -1).all() for of_rank in found.ranks), "a graph fetches the batches"
 
 
 @pytest.mark.full_matrix
@@ -162,3 +163,63 @@ def test_an_unedited_program_is_recorded(job: Job, folder: Path) -> None:
     found = steps_of(recording.load(folder))
     assert not found.rounds
     assert [len(of_rank.step) for of_rank in found.ranks] == [19] * 3
+
+
+# --- The parts of a step ----------------------------------------------------------------------------------------------
+
+
+def medians(steps: RankSteps, rows: slice) -> dict[str, float]:
+    """The median of each part over some steps, in seconds; -1 if it is unknown in any of them."""
+    unknown = (steps.parts[rows] < 0).any(axis=0)
+    return dict(zip(PARTS, np.where(unknown, -1, np.median(steps.parts[rows], axis=0)).tolist(), strict=True))
+
+
+def check_parts_make_up_the_compute(steps: RankSteps) -> None:
+    known = steps.parts[:, 0] >= 0
+    assert known.sum() >= len(known) - 4
+    assert np.maximum(steps.parts, 0).sum(axis=1)[known] == pytest.approx(steps.compute[known], abs=2e-5)
+
+
+@FOR_GLOO
+def test_what_a_slow_rank_does_in_an_unedited_program(job: Job, folder: Path) -> None:
+    """Each phase of the program has a part in which ranks are slow."""
+    job.start("parts", "torch", runner=("-m", "horovod_partial", "run", "--watch", "--record", str(folder)))
+    assert job.wait() == 0, job.output()
+    steps_each, sleep = 8, 0.05
+    ranks = steps_of(recording.load(folder)).ranks
+    for steps in ranks:
+        check_parts_make_up_the_compute(steps)
+        assert steps.step.tolist() == [*range(1, 6 * steps_each)]
+    phases = ("loader", "loaders", "forward", "backward", "evaluation", "passes")
+    for phase, name in enumerate(phases):
+        rows = slice(phase * steps_each + 1, (phase + 1) * steps_each - 2)  # without the first step of the phase
+        of_ranks = [medians(steps, rows) for steps in ranks]
+        part = {"loaders": "loader", "evaluation": "other", "passes": "loader"}.get(name, name)
+        slow = {"loaders": [0, 1, 2], "evaluation": [0]}.get(name, [2])
+        for rank, of in enumerate(of_ranks):
+            print(name, rank, {key: round(value, 4) for key, value in of.items()})
+            assert (of[part] >= 0.9 * sleep) == (rank in slow), (name, rank, of)
+            assert all(value < 0.9 * sleep for key, value in of.items() if key != part), (name, rank, of)
+            assert (of["forward"] == -1) == (name == "passes"), "two passes cannot be told apart"
+            assert of["optimizer"] >= 0
+
+
+@pytest.mark.full_matrix
+@pytest.mark.parametrize("policy", ["majority", "work_sharing"])
+def test_parts_under_a_partial_policy(job: Job, folder: Path, policy: str) -> None:
+    *others, slow = steps_of(record(job, folder, "recorded", policy, "20", "whole")).ranks
+    for steps in (*others, slow):
+        check_parts_make_up_the_compute(steps)
+    assert medians(slow, slice(2, -2))["loader"] >= 0.9 * SLEEP
+    assert all(medians(steps, slice(2, -2))["loader"] < SLEEP / 2 for steps in others)
+
+
+@pytest.mark.launch(framework="tensorflow")
+@pytest.mark.parametrize(("what", "backend"), [("tape", "tensorflow"), ("keras", "torch")])
+@pytest.mark.full_matrix
+def test_parts_in_other_frameworks(job: Job, folder: Path, what: str, backend: str) -> None:
+    *others, slow = steps_of(record(job, folder, "parts", what, KERAS_BACKEND=backend)).ranks
+    rows = slice(4, -2)  # a graph is traced in the first steps
+    assert medians(slow, rows)["loader"] >= 0.9 * 0.05
+    assert all(medians(steps, rows)["loader"] < 0.05 for steps in others)
+    assert medians(slow, rows)["optimizer"] == -1, "the step of Keras's optimizer is not seen"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from horovod_partial._core import PARTS
 from horovod_partial.policies import SharedUpdates
 
 RUN = "20261123T223115.123456Z"
@@ -49,6 +50,8 @@ class Job:
         quorum: arrivals that close a round; None is `Full()`.
         passes: micro-batches of a step for each rank, which the ranks share; 0 is no work sharing.
         first: seconds that a rank's first micro-batch of a step takes longer, of the shape (steps, ranks).
+        loader: seconds of `compute` that a rank waits for data, of the shape (steps, ranks); the rest of `compute` is half
+            forward and half backward. None is a recording without parts. With `Full()` only.
         reduce: seconds of a reduction.
         hosts: of the ranks, in order, again from the first where there are more ranks.
         late_ends: the share of the ends of reductions that a rank sees late, by up to 50 ms.
@@ -61,6 +64,7 @@ class Job:
     quorum: int | None = None
     passes: int = 0
     first: NDArray[np.float64] | None = None
+    loader: NDArray[np.float64] | None = None
     reduce: float = 0.004
     hosts: list[Host] = field(default_factory=lambda: [Host("worker-0")])
     late_ends: float = 0.0
@@ -114,6 +118,10 @@ def _full(job: Job, rows: dict[int, list[Row]], rng: np.random.Generator) -> Non
         end = _reduction(job, rows, rng, sequence=step, end=handed.max() + job.reduce)
         for rank, since in enumerate(begin):
             times = {"begin": since if step else None, "handed": handed[rank], "result": end[rank]}
+            if job.loader is not None:
+                loader = job.loader[step, rank] if step else -1e-6
+                passes = (compute[rank] - loader) / 2 if step else -1e-6
+                times |= dict(zip(PARTS, (loader, passes, passes, 0.0, 0.0), strict=True))
             _step(rows, rank, bucket=-1, step=step, round=-1, reduced=end[rank] - handed.max(), **times)
         begin = end
 
@@ -219,7 +227,7 @@ def _write_rank(path: Path, job: Job, rank: int, rows: list[Row]) -> None:
         return BOOT + host.offset + (1 + host.drift) * time
 
     def local(value: Any, column: str) -> Any:
-        if column in ("blocked", "reduced"):
+        if column in ("blocked", "reduced", *PARTS):
             return round(1e6 * (1 + host.drift) * value)
         if column in ("time", "begin", "handed", "result", "end"):
             return -1 if value is None else round(1e6 * (shown(value) - shown(start)))

@@ -310,6 +310,18 @@ def test_a_rank_that_is_starved_where_others_are_not_is_the_finding(tmp_path: Pa
     assert "uncertain" not in found.text
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_slow_loader_is_told_before_any_policy(tmp_path: Path, waits: bool) -> None:
+    compute = synthetic.even(100, RANKS, STEP)
+    loader = 0.1 * compute
+    compute[:, 3] *= 2
+    loader[:, 3] = (0.6 if waits else 0.1) * compute[:, 3]
+    found = advice.advise(recording.load(synthetic.write(tmp_path, Job(compute, loader=loader))))
+    first = "On rank 3 the program waits for data: first give each loader more workers, or faster storage."
+    assert found.text.startswith(first) == waits
+    assert "HOROVOD_PARTIAL_SYNC=" in found.text
+
+
 # --- The program as it is ---------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ from horovod_partial.settings import Settings
 
 def rank(steps: int, seconds: float, slowness: float = 1.0, kind: str = "none", **signs: float) -> dict[str, Any]:
     known = {"steps": steps, "compute_seconds": seconds, "bytes": 4_000_000 * steps, "slowness": slowness, "kind": kind}
-    return known | signs
+    return {**known, "part": "none" if kind == "none" else "loader", **signs}
 
 
 def bucket(on_time: list[int], late: list[int], staleness: dict[int, int]) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def bucket(on_time: list[int], late: list[int], staleness: dict[int, int]) -> di
 
 RANKS = [
     rank(100, 5.0, processors=0.5, step_seconds=50.0),
-    rank(90, 9.0, 2.0, "persistent", processors=1.25, throttled=0.4, step_seconds=90.0),
+    rank(90, 9.0, 2.0, "persistent", processors=1.25, throttled=0.4, step_seconds=90.0, loader=6.0, other=0.5),
 ]
 STATISTICS = {
     0: {
@@ -59,10 +59,8 @@ def test_names_follow_prometheus() -> None:
     kinds = dict(re.findall(r"# TYPE (\S+) (\S+)", text))
     assert all(name.startswith("horovod_partial_") for name in kinds)
     assert {name for name, kind in kinds.items() if kind == "counter"} == {n for n in kinds if n.endswith("_total")}
-    assert {name for name in kinds if "second" in name} == {
-        "horovod_partial_compute_seconds_total",
-        "horovod_partial_step_seconds_total",
-    }
+    seconds = {f"horovod_partial_{what}_seconds_total" for what in ("compute", "part", "step")}
+    assert {name for name in kinds if "second" in name} == seconds
 
 
 def test_each_metric_has_the_value_of_the_job() -> None:
@@ -74,6 +72,9 @@ def test_each_metric_has_the_value_of_the_job() -> None:
     assert found.of("bytes_total", rank="0") == 400e6
     assert found.of("slowness_ratio", rank="1") == 2.0
     assert found.label("slowness_ratio", "kind", rank="1") == "persistent"
+    assert found.label("slowness_ratio", "part", rank="1") == "loader"
+    assert found.of("part_seconds_total", rank="1", part="loader") == 6.0
+    assert found.of("part_seconds_total", rank="1", part="forward") is None, "it is unknown there"
     assert found.of("throttled_ratio", rank="1") == 0.4
     assert found.of("throttled_ratio", rank="0") is None, "Linux does not tell it there"
     assert found.of("on_time_total", process_set="0", rank="0") == 190
@@ -122,8 +123,8 @@ def test_top_shows_what_happened_between_two_scrapes() -> None:
     shown = printed(top.show(scrape(10.0), scrape(20.0, ranks, statistics)))
     rows = [re.split("  +", line.strip()) for line in shown.splitlines() if re.match(r" +\d", line)]
     assert rows == [
-        ["1", "1.00", "150.0", "15%", "4.0", "50%", "1.2", "2.00 persistent"],
-        ["0", "2.00", "50.0", "10%", "8.0", "0%", "0.5", "-"],
+        ["1", "1.00", "150.0", "15%", "4.0", "50%", "1.2", "2.00 persistent", "loader"],
+        ["0", "2.00", "50.0", "10%", "8.0", "0%", "0.5", "-", "-"],
     ]
     assert "2 ranks, 2.0 rounds/s, staleness 0.17 rounds" in shown
 

@@ -104,6 +104,23 @@ def test_steps_behind_segments_that_are_missing(
         assert np.array_equal(getattr(whole, name)[same], getattr(left, name)), name
 
 
+def test_recordings_with_and_without_the_parts_of_steps_are_read(tmp_path: Path) -> None:
+    written(tmp_path)
+    assert all((steps.parts == -1).all() for steps in steps_of(tmp_path).ranks)
+    compute = synthetic.even(30, 4)
+    path = written(tmp_path / "parts", compute=compute, loader=compute / 4, quorum=None)
+    for steps in steps_of(tmp_path / "parts").ranks:
+        loader, forward, backward, optimizer, other = steps.parts.T
+        assert loader == pytest.approx(compute[1:, steps.rank] / 4, abs=1e-6)
+        assert forward == pytest.approx(compute[1:, steps.rank] * 3 / 8, abs=1e-6)
+        assert np.array_equal(forward, backward)
+        assert not optimizer.any()
+        assert not other.any()
+    spoil(path, 2, optimizer=None)
+    with pytest.raises(ValueError, match="table 'steps' has no column 'optimizer'"):
+        steps_of(tmp_path / "parts")
+
+
 def test_tables_and_columns_of_later_versions_are_left_unread(tmp_path: Path) -> None:
     path = written(tmp_path)
     file = path / "rank-0.0.jsonl"

@@ -167,6 +167,23 @@ def test_who_made_the_micro_batches(tmp_path: Path) -> None:
     assert f"{made[0]} ({made[0] / sum(made):.0%})" in shown.output
 
 
+def test_the_part_that_explains_slowness_is_told(tmp_path: Path) -> None:
+    from horovod_partial.insight.report import figures
+
+    compute = synthetic.even(100, 4, noise=0.01)
+    loader = 0.1 * compute
+    loader[40:, 2] += 0.06
+    compute[40:, 2] += 0.06
+    synthetic.write(tmp_path, Job(compute, loader=loader))
+    summary = Summary.of(recording.load(tmp_path))
+    told = r"Rank 2 takes 1\.6\d times .* in \d+ of \d+ steps since step (39|40): 100 % of the excess is waiting for data\."
+    assert re.fullmatch(told, summary.answer), summary.answer
+    assert [rank.slowness.cause[0] for rank in summary.ranks] == ["none", "none", "loader", "none"]
+    bars = {bar.name: bar.x[2] for bar in figures.plots(summary)[2].figure.data}
+    assert list(bars) == ["loader", "forward", "backward", "wait for others", "reduction"]
+    assert bars["loader"] == pytest.approx(1e3 * loader[1:, 2].mean(), abs=1e-3)
+
+
 def test_a_single_delay_counts_once(tmp_path: Path) -> None:
     """A rank that is late once makes fewer micro-batches; those that it does not make would have been as short as usual."""
     compute = synthetic.even(40, 4, noise=0.0)

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/slowness/slow_parts.h"
 #include "core/values/fields.h"
 #include "core/values/types.h"
 
@@ -22,10 +23,11 @@ namespace horovod_partial {
 struct TimedStep {
   std::int64_t number = 0;
   double seconds = 0;  // how long the rank computed in the step
+  Parts parts = {};
 
   template <class Self>
   static auto Fields(Self& self) {
-    return std::make_tuple(Named("number", self.number), Named("seconds", self.seconds));
+    return std::make_tuple(Named("number", self.number), Named("seconds", self.seconds), Named("parts", self.parts));
   }
 };
 
@@ -50,6 +52,7 @@ struct Step {
   Time result{0};             // when the last result came
   Time blocked{0};            // how long the application was blocked between `begin` and `handed`
   Time reduced{0};            // how long reductions ran while the application was blocked, and after `handed`
+  Parts parts;                // what the rank did while it computed
   Round round = -1;           // the newest round that had a result in the step
   bool late = false;
   int staleness = 0;
@@ -90,10 +93,21 @@ class Spans {
   Time Within(Time begin, Time end) const;
   // Returns how much of the time from `begin` to `end` lies both in these spans and in `others`.
   Time WithinBoth(Time begin, Time end, const Spans& others) const;
+  // Returns the first begin of a span at or after `time`, but no later than `end`.
+  Time FirstBegin(Time time, Time end) const;
 
  private:
   static constexpr std::size_t kMost = 4096;  // the number of spans that are kept; older spans are forgotten
   std::deque<std::pair<Time, Time>> spans_;
+};
+
+// What a program does that tells the parts of a step: it asks an iterator for a batch, or its optimizer ends a step.
+struct Mark {
+  static constexpr std::int64_t kOptimizer = -1;  // in place of an iterator: the optimizer's step ended at `end`
+
+  std::int64_t iterator = kOptimizer;  // which iterator; each has a number of its own
+  Time begin{0}, end{0};
+  bool gives = false;  // true if a batch came; false if the iterator was made
 };
 
 // Finds the steps of a rank. A step begins after the last arrival, the last result and the last wait for a round of the
@@ -109,6 +123,9 @@ class StepTimer {
   void Got(std::int64_t bucket, Time time, Round round, bool late, int staleness);
   // Records that the application was blocked. `for_round`: true if it waited for a round.
   void Waited(Time begin, Time end, bool for_round);
+  // Records that tensors are on their way to Arrived, which is told of them only when they have been reduced.
+  void Handed(Time time) { handed_.Add(time, time); }
+  void Marked(const Mark& mark);
   // Records that a reduction ran, be it of a bucket or of Horovod's own.
   void Reduced(Time begin, Time end) { reductions_.Add(begin, end); }
   // Passes on the last steps. The first step after them will have no `begin`.
@@ -127,14 +144,21 @@ class StepTimer {
   };
   // Passes on the oldest steps, up to the first step that lacks a result. Always keeps the last `kept` steps.
   void PassOnBut(std::size_t kept);
+  // Returns what the rank did in a step, from its begin to its last arrival.
+  Parts PartsOf(Time begin, Time handed) const;
 
   static constexpr std::size_t kMost = 2048;  // the most rows, and the most compute times, that are kept
+  static constexpr std::size_t kMostMarks = 4096;
   std::function<void(const Step&)> pass_on_;
   StepCounter counter_;
   std::deque<Row> rows_;  // the steps that have not been passed on; the last step is open
   bool follows_ = false;  // whether the step before the first row was passed on
   Time resumed_{0};       // when the last result came, or the last wait for a round ended
   Spans blocked_, reductions_;
+  Spans handed_;            // the times at which tensors were handed over
+  std::deque<Mark> marks_;  // since the last arrival of the step before the one that was passed on last
+  Time last_handed_{0};     // the last arrival of the step that was passed on last
+  bool optimizes_ = false;  // whether the end of an optimizer's step was ever told
   std::vector<TimedStep> computed_;
   double seconds_ = 0;  // the time of the steps in `computed_`, from the begin of each to the begin of the next
   std::size_t bytes_ = 0;
@@ -156,9 +180,13 @@ class StepRows {
   // Says whether a rank takes no steps, because it is gone, has joined or has ended. Then Take does not wait for its
   // steps. If the rank comes back, and the others have taken steps meanwhile, its next step belongs to the next row.
   void SetOut(Rank rank, bool out);
-  // Returns the rows that need no more waiting, but at most `most` of them. A row has the compute time of each rank in
-  // seconds, and NaN for a rank without the step.
-  std::vector<std::vector<double>> Take(std::size_t most);
+  // One step of all ranks: how many seconds each computed, NaN for a rank without the step, and the parts of that time.
+  struct Row {
+    std::vector<double> seconds;
+    std::vector<Parts> parts;
+  };
+  // Returns the rows that need no more waiting, but at most `most` of them.
+  std::vector<Row> Take(std::size_t most);
 
  private:
   struct RankSteps {

@@ -23,7 +23,12 @@ void SlowWatch::Says(Rank rank, const Beat& beat) {
   rows_.SetOut(rank, beat.activity.kind == Activity::Kind::kResting);
   rows_.Add(rank, beat.steps.ended);
   WatchedRank& watched = ranks_[Index(rank)];
-  for (const TimedStep& step : beat.steps.ended) watched.compute_seconds += step.seconds;
+  for (const TimedStep& step : beat.steps.ended) {
+    watched.compute_seconds += step.seconds;
+    for (std::size_t part = 0; part < step.parts.seconds.size(); ++part)
+      if (double& sum = watched.parts.seconds[part]; step.parts.seconds[part] >= 0)
+        sum = std::max(sum, 0.0) + step.parts.seconds[part];
+  }
   watched.steps += static_cast<std::int64_t>(beat.steps.ended.size());
   watched.step_seconds += beat.steps.seconds;
   watched.bytes += beat.steps.bytes;
@@ -36,8 +41,10 @@ void SlowWatch::Says(Rank rank, const Beat& beat) {
 
 std::string SlowWatch::Pass() {
   std::string told;
-  for (const std::vector<double>& row : rows_.Take(1 + kMostAtOnce / ranks_.size()))
-    for (const SlowRanks::News& news : slow_.Step(row)) told += (told.empty() ? "" : "; ") + Describe(news);
+  for (const StepRows::Row& row : rows_.Take(1 + kMostAtOnce / ranks_.size())) {
+    parts_.Step(row.parts);
+    for (const SlowRanks::News& news : slow_.Step(row.seconds)) told += (told.empty() ? "" : "; ") + Describe(news);
+  }
   return told;
 }
 
@@ -47,7 +54,9 @@ std::vector<WatchedRank> SlowWatch::ranks() const {
   std::vector<WatchedRank> ranks = ranks_;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const std::vector<Slowness> found = slow_.found(static_cast<Rank>(rank));
-    if (!found.empty() && found.back().end < 0) ranks[rank].slowness = found.back();
+    if (found.empty() || found.back().end >= 0) continue;
+    ranks[rank].slowness = found.back();
+    ranks[rank].part = parts_.CauseOf(static_cast<Rank>(rank)).part;
   }
   return ranks;
 }
@@ -56,7 +65,8 @@ std::string SlowWatch::Describe(const SlowRanks::News& news) const {
   std::string line = "rank " + std::to_string(news.slowness.rank) + ' ' + news.slowness.Describe();
   if (news.change == SlowRank::Change::kEnds)
     return line + (news.slowness.kind == SlownessKind::kPauses ? ", and pauses no more" : ", and is not slow any more");
-  return line + horovod_partial::Describe(ranks_[Index(news.slowness.rank)].signs);
+  const Rank rank = news.slowness.rank;
+  return line + parts_.CauseOf(rank).text + horovod_partial::Describe(ranks_[Index(rank)].signs);
 }
 
 std::string Describe(const MachineSigns& signs) {

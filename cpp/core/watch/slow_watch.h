@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/slowness/slow_parts.h"
 #include "core/slowness/slow_rank.h"
 #include "core/slowness/slow_ranks.h"
 #include "core/slowness/step_timer.h"
@@ -19,14 +20,16 @@ struct WatchedRank {
   std::int64_t steps = 0;
   double compute_seconds = 0;        // the compute time of these steps together
   double step_seconds = 0;           // the whole time of these steps, with waits and reductions
+  Parts parts;                       // the parts of this time, over the steps where they are known
   std::int64_t bytes = 0;            // the bytes that the rank has handed over for reduction
   MachineSigns signs;                // means over recent heartbeats
   std::optional<Slowness> slowness;  // set while the rank is slow
+  std::string part = "none";         // the part that explains the slowness, while the rank is slow
 };
 
 class SlowWatch {
  public:
-  explicit SlowWatch(int size) : rows_(size), slow_(size), ranks_(static_cast<std::size_t>(size)) {}
+  explicit SlowWatch(int size) : rows_(size), slow_(size), parts_(size), ranks_(static_cast<std::size_t>(size)) {}
 
   // Records a heartbeat of a rank.
   void Says(Rank rank, const Beat& beat);
@@ -42,7 +45,8 @@ class SlowWatch {
 
   StepRows rows_;
   SlowRanks slow_;
-  std::vector<WatchedRank> ranks_;  // `slowness` is not set here: ranks() takes it from `slow_`
+  SlowParts parts_;
+  std::vector<WatchedRank> ranks_;  // `slowness` and `part` are not set here, but by ranks()
 };
 
 // Returns how many processors a rank uses, and which other signs are high, in brackets; or an empty text.

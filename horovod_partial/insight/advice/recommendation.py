@@ -100,7 +100,7 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
     counts_rounds = _counts_rounds(recording, all_steps)
     to_the_end = partial(predict, compute, reduction, meets=meets if often < _OFTEN else None, rounds=counts_rounds)
     of_gradients, of_models = to_the_end(quorums), to_the_end(model_policies(ranks))
-    slow = slowness.of_job([rank.rank for rank in steps.ranks], compute)
+    slow = slowness.of_job([rank.rank for rank in steps.ranks], compute, steps.parts)
     follows_data = slowness.follows_data(compute, slow)
     of_shares = [
         predict(compute, reduction, ["work_sharing"], passes=passes, split=split, of_samples=follows_data)[0]
@@ -124,6 +124,7 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
     load = slowness.of_load(recording, [rank.rank for rank in slow if rank.times])
     sentences = (
         load and f"{load} Until then this holds:",
+        _of_parts(slow),
         _of_other_waits(often),
         _of_pauses(slow),
         _of_batches([*of_gradients, *of_shares], balanced, slow, shares),
@@ -180,6 +181,21 @@ def _alike(compute: NDArray[np.float64]) -> NDArray[np.float64]:
     """Regroup compute times so that they are similar on all ranks in a step, like with `hvd.BalancedBatchSampler`."""
     steps = np.sort(compute, axis=None).reshape(compute.shape)
     return np.random.default_rng(0).permutation(steps)
+
+
+def _of_parts(slow: list[Slowness]) -> str:
+    told = ""
+    for part, why, then in (
+        ("loader", "the program waits for data", "give each loader more workers, or faster storage"),
+        (
+            "other",
+            "the program does something else between steps",
+            "evaluate, save and log alike on all ranks, or asynchronously",
+        ),
+    ):
+        if of := [str(rank.rank) for rank in slow if rank.cause[0] == part and rank.kind != "pauses"]:
+            told += f"On rank {', '.join(of)} {why}: first {then}. No policy removes that; the rest takes it as it is. "
+    return told.strip()
 
 
 def _of_other_waits(share: float) -> str:

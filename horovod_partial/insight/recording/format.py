@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from horovod_partial._core import PARTS
+
 FORMAT = "horovod_partial.recording"
 VERSION = 2
 
@@ -21,7 +23,8 @@ TABLES: dict[str, dict[str, type]] = {
     "steps": dict.fromkeys(
         ("bucket", "step", "begin", "handed", "result", "blocked", "reduced", "round", "late", "staleness", "bytes"),
         int,
-    ),
+    )
+    | dict.fromkeys(PARTS, int),  # older recordings lack these
     "waits": {"begin": int},
     "reductions": {"sequence": int, "process_set": int, "end": int, "everyone": int},
     "rounds": {"bucket": int, "time": int, "reason": str, "quorum": int, "missing": list, "delivered": list},
@@ -65,7 +68,8 @@ def columns(name: str, line: dict[str, Any]) -> Table:
     """
     read = {}
     for column, kind in TABLES[name].items():
-        values = line.get(column)
+        # Where an older recording lacks a column, the values are unknown.
+        values = line.get(column, [-1] * len(next(iter(read.values()))) if column in PARTS else None)
         if not isinstance(values, list):
             raise ValueError(f"table {name!r} has no column {column!r}")
         if not all(type(value) is kind for value in values):

@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from horovod_partial._core import PARTS
 from horovod_partial.insight.recording.clocks import Clocks
 from horovod_partial.insight.recording.format import Table
 from horovod_partial.insight.recording.reading import RankRecording, Recording
@@ -45,6 +46,7 @@ class RankSteps:
     seconds after the compute or during a wait. `share` equals `compute`, except under `WorkSharing()`. There it is the
     time that this rank would have needed for an equal share of the step's micro-batches. Each micro-batch that the rank
     computed more, or less, than its share counts as the median of the rank's micro-batches in the step.
+    `parts`, of the shape (steps, 5), has the seconds of each part of `compute`, in the order of `PARTS`; -1 if unknown.
     """
 
     rank: int
@@ -59,6 +61,7 @@ class RankSteps:
     share: Floats
     reduce: Floats
     wait: Floats
+    parts: Floats
 
     def take(self, rows: NDArray[np.bool_]) -> RankSteps:
         """Return only the steps for which `rows`, of the shape (steps,), is True."""
@@ -123,6 +126,11 @@ class JobSteps:
         """
         return np.column_stack([steps.share for steps in self.ranks])
 
+    @property
+    def parts(self) -> Floats:
+        """The parts of a micro-batch in seconds, of the shape (steps, ranks, 5), in the order of `PARTS`. -1 if unknown."""
+        return np.stack([steps.parts / steps.micro_batches[:, None] for steps in self.ranks], axis=1)
+
     def common(self) -> JobSteps:
         """Return only the steps that every rank has recorded. So the arrays of all ranks have the same shape."""
         both = self.ranks[0].step
@@ -185,6 +193,8 @@ def _steps(rank: RankRecording, clocks: Clocks, rows: Table, passes: int) -> Ran
     each = clocks.seconds(rank, rows["handed"] - rows["blocked"]) - begin
     compute = np.add.reduceat(each, first)
     median = each[np.lexsort((each, np.repeat(np.arange(len(step)), micro_batches)))][(first + last) // 2]
+    parts = np.column_stack([rows[name] for name in PARTS])
+    known = np.minimum.reduceat(parts, first) >= 0
     reduce = np.add.reduceat(result - clocks.seconds(rank, rows["result"] - rows["reduced"]), first)
     steps = RankSteps(
         rank=rank.rank,
@@ -199,6 +209,7 @@ def _steps(rank: RankRecording, clocks: Clocks, rows: Table, passes: int) -> Ran
         share=compute + (max(passes, 1) - micro_batches) * median,
         reduce=reduce,
         wait=result[last] - begin[first] - compute - reduce,
+        parts=np.where(known, np.add.reduceat(parts, first) / 1e6, -1),
     )
     whole = np.minimum.reduceat(rows["begin"], first) >= 0
     if passes:

@@ -20,6 +20,10 @@ Floats = NDArray[np.float64]
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 _COMPUTE, _WAIT, _REDUCE = "#0072B2", "#E69F00", "#009E73"
 _COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# The parts of the compute time, in the order of `_core.PARTS`. Compute times whose parts are unknown are one bar.
+_PARTS = ("loader", "forward", "backward", "optimizer", "other work")
+_COLOURS_OF_PARTS = ("#CC79A7", "#56B4E9", "#3182BD", "#08306B", "#F0E442")
+_LEAST_SECONDS = 1e-5  # a part that is shorter on all ranks has no bar
 _GREY = "#999999"
 _DASHES = {"": "solid", "before": "dot", "after": "solid"}  # of the lines of a run, by its label
 _HEAT = [[0.0, "#f4f6f8"], [0.35, "#F3C969"], [0.7, "#D55E00"], [1.0, "#6b1d00"]]
@@ -99,23 +103,28 @@ def _parts(runs: Runs) -> Plot:
     bars = [(name(f"rank {rank.rank}", label), rank) for label, run in runs.items() for rank in run.ranks]
     bars.sort(key=lambda bar: bar[1].rank)  # so the bars of a rank in both runs lie side by side
     names, ranks = [text for text, _ in bars], [rank for _, rank in bars]
+    compute = np.array([rank.steps.compute.mean() for rank in ranks])
+    known = np.array([np.maximum(rank.steps.parts, 0).mean(axis=0) for rank in ranks])
     parts = (
-        ("compute", _COMPUTE, [rank.steps.compute.mean() for rank in ranks]),
+        *zip(_PARTS, _COLOURS_OF_PARTS, known.T, strict=True),
+        ("compute", _COMPUTE, np.maximum(compute - known.sum(axis=1), 0)),
         ("wait for others", _WAIT, [rank.steps.wait.mean() for rank in ranks]),
         ("reduction", _REDUCE, [rank.steps.reduce.mean() for rank in ranks]),
     )
     for part, colour, seconds in parts:
+        if np.max(seconds) < _LEAST_SECONDS:
+            continue
         figure.add_bar(y=names, x=1e3 * np.array(seconds), name=part, orientation="h", marker_color=colour)
     figure.update_layout(barmode="stack", height=_height(len(names)))
     _axes(figure, "mean time of a step (ms)", "", autorange="reversed", type="category")
     figure.update_layout(margin_l=_left(names))
     return Plot(
         "What a step's time went to",
-        "A bar is a rank's mean step. "
+        "A bar is a rank's mean step. Where a step has several backward passes, backward contains forward. "
         + (
             "Under WorkSharing slow ranks compute as long as the others, and make fewer micro-batches."
             if any(run.shares_work for run in runs.values())
-            else "The others wait for a rank with much blue and little orange."
+            else "The others wait for a rank with a long bar before its orange part."
         ),
         figure,
     )

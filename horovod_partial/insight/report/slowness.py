@@ -7,7 +7,7 @@ slow in one step of five has the same median as the others.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ LEAST_SLOWNESS = 1.05  # in `follows_data`, a rank whose mean is this many times
 _STARVED, _TIMES_LEAST = 0.25, 2.0
 _MOST_STARVED = 0.5
 _NEARLY_ALL = 0.8  # a rank that is slow in at least this share of the steps counts as always slow
+_MOST_STEPS = 4096  # the part that explains slowness is sought in so many steps at most, the last ones
 _SURE = 4.0  # two values count as different if they lie at least this many standard errors apart
 _LEAST_IMBALANCE = 1.1  # ranks wait for each other if a step's slowest rank takes this many times the ranks' mean
 _ALIKE = 1.5  # standard deviations of ranks' times are alike if they differ by at most this factor
@@ -39,7 +40,8 @@ class Slowness:
     `compute` is the mean compute time of a step, in seconds. `score` is the fastest rank's `compute` divided by this
     rank's; 1 for the fastest. `steps` is how many steps were looked at. `times` has all periods in which the rank was
     slow, oldest first. Steps are counted from the first step that all ranks have recorded. A period with an `end` of -1
-    lasts until the recording's end.
+    lasts until the recording's end. `cause` is the part of a step that explains `worst`, or `"none"`, and the end of
+    a sentence that says so.
     """
 
     rank: int
@@ -47,6 +49,7 @@ class Slowness:
     score: float
     steps: int
     times: tuple[_core.Slowness, ...] = ()
+    cause: tuple[str, str] = ("none", "")
 
     @property
     def worst(self) -> _core.Slowness | None:
@@ -74,13 +77,13 @@ class Slowness:
     def __str__(self) -> str:
         """Say how slow the rank was: the rest of a sentence that begins with the rank's name."""
         more = f" (the worst of {len(self.times)} times)" if len(self.times) > 1 else ""
-        return self.worst.describe() + more if self.worst else "is not slow"
+        return self.worst.describe() + self.cause[1] + more if self.worst else "is not slow"
 
 
-def of_job(ranks: list[int], compute: Floats) -> list[Slowness]:
+def of_job(ranks: list[int], compute: Floats, parts: Floats | None = None) -> list[Slowness]:
     """Find out how slow each rank of a job was, and in what way.
 
-    `compute` has seconds, of the shape (steps, ranks), with the same steps of all ranks.
+    `compute` has seconds, of the shape (steps, ranks), with the same steps of all ranks. `parts` is `JobSteps.parts`.
     """
     detector = _core.SlowRanks(len(ranks))
     for step in compute:
@@ -90,7 +93,14 @@ def of_job(ranks: list[int], compute: Floats) -> list[Slowness]:
     slow = []
     for column, (rank, mean, score) in enumerate(zip(ranks, means, scores, strict=True)):
         times = tuple(found.replace(rank=rank) for found in detector.found(column))
-        slow.append(Slowness(rank, float(mean), float(score), len(compute), times))
+        of_rank = Slowness(rank, float(mean), float(score), len(compute), times)
+        if of_rank.worst and parts is not None:
+            slow_parts = _core.SlowParts(len(ranks))
+            end = of_rank.worst.end if of_rank.worst.end >= 0 else len(compute)
+            for step in range(max(of_rank.worst.begin, end - _MOST_STEPS), end):
+                slow_parts.step(parts[step])
+            of_rank = replace(of_rank, cause=slow_parts.cause(column))
+        slow.append(of_rank)
     return slow
 
 

@@ -72,7 +72,7 @@ class Summary:
                 "HOROVOD_PARTIAL_RECORD_MB says how much a rank keeps"
             )
         compute = steps.compute
-        slow = slowness.of_job([rank.rank for rank in steps.ranks], compute)
+        slow = slowness.of_job([rank.rank for rank in steps.ranks], compute, steps.parts)
         ranks = tuple(
             RankSummary(
                 rank=rank.rank,

@@ -1,4 +1,4 @@
-"""Trains with the last rank slow, for a recording: `recorded.py POLICY STEPS WHAT`.
+"""Trains with the last rank slow, since its loader is, for a recording: `recorded.py POLICY STEPS WHAT`.
 
 WHAT is `whole`, `metric` (with an average over the ranks in each step), `late` (recorded by the program, from step 5 on), `uneven` (each rank takes 10 steps more than the one before, and joins), `again` (Horovod is initialised twice) or `for_ever`.
 """
@@ -11,11 +11,20 @@ from pathlib import Path
 
 import torch
 from common import FOLDER, RANK, note
+from torch.utils.data import DataLoader, IterableDataset
 
 import horovod_partial.torch as hvd
 
 policy, steps, what = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 torch.set_num_threads(1)
+
+
+class Batches(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            if hvd.rank() == hvd.size() - 1:
+                time.sleep(0.1)
+            yield torch.randn(4, 8)
 
 
 def train(recorded_from: int | None) -> None:
@@ -24,6 +33,8 @@ def train(recorded_from: int | None) -> None:
     inner = torch.optim.SGD(model.parameters(), lr=0.01)
     passes = 2 if policy == "work_sharing" else 1
     optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), sync=policy, backward_passes_per_step=passes)
+
+    batches = iter(DataLoader(Batches(), batch_size=None))
 
     def numbers() -> Iterator[int]:
         if policy == "work_sharing":
@@ -42,9 +53,7 @@ def train(recorded_from: int | None) -> None:
             except RuntimeError as error:
                 note("twice", str(error))
         optimizer.zero_grad()
-        if hvd.rank() == hvd.size() - 1:
-            time.sleep(0.1)
-        loss = model(torch.randn(4, 8)).square().mean()
+        loss = model(next(batches)).square().mean()
         loss.backward()
         optimizer.step()
         if what == "metric":
