@@ -75,10 +75,8 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
             f"{slowness.LEAST_STEPS} steps or more of all ranks, and 2 ranks or more"
         )
     if slowness.too_loaded(recording) and not anyway:
-        told = "was recorded on machines too loaded to predict from"
-        raise ValueError(
-            f"run {recording.run} {told}. {slowness.of_load(recording, ())} --anyway advises all the same."
-        )
+        told = f"was recorded on machines too loaded to predict from. {slowness.of_load(recording, ())}"
+        raise ValueError(f"run {recording.run} {told} --anyway advises all the same.")
     if steps.policy.startswith("WeightedAverage"):
         raise ValueError(
             f"run {recording.run} was recorded under {_short(steps.policy)}, whose ranks meet every few steps: record it under Full()"

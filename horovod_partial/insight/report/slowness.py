@@ -118,12 +118,8 @@ def of_load(recording: Recording, slow: Collection[int]) -> str:
     least = min(shares.values())
     starved = {rank: shares[rank] for rank in slow if shares[rank] > max(_STARVED, _TIMES_LEAST * least)}
     if starved:
-        names, waits = ", ".join(map(str, starved)), "waits for a processor for"
-        told = (
-            f"Rank {names} is starved: it {waits}"
-            if len(starved) == 1
-            else f"Ranks {names} are starved: each {waits} at least"
-        )
+        names, waits, one = ", ".join(map(str, starved)), "waits for a processor for", len(starved) == 1
+        told = f"Rank {names} is starved: it {waits}" if one else f"Ranks {names} are starved: each {waits} at least"
         others = max(share for rank, share in shares.items() if rank not in starved)
         told += f" {min(starved.values()):.0%} of the time in its steps, and no other rank for more than {others:.0%}"
     elif too_loaded(recording):
