@@ -310,8 +310,7 @@ TEST(SlowRankTest, ABurstIsFoundEvenIfItEndsTooSoonForTheEvidenceOfNearlyAllStep
   of.Run(35, [](std::int64_t) { return false; });
   EXPECT_TRUE(of.Run(12, [](std::int64_t) { return true; }, 0.9).empty()) << "nearly all steps have evidence of 10.8";
   EXPECT_EQ(of.Run(40, [](std::int64_t) { return false; }), (std::vector<Change>{Change::kBegins, Change::kEnds}));
-  EXPECT_EQ(std::tuple(of.Last().kind, of.Last().begin, of.Last().end),
-            std::tuple(SlownessKind::kPersistent, 35, 47));
+  EXPECT_EQ(std::tuple(of.Last().kind, of.Last().begin, of.Last().end), std::tuple(SlownessKind::kPersistent, 35, 47));
 }
 
 TEST(SlowRankTest, ABurstWithLittleEvidenceOfItsOwnCountsOnceThereAreOthers) {

@@ -94,11 +94,11 @@ std::optional<std::size_t> SlowRank::Begins(const ComparedStep& step) {
     of.lost += step.lost;
     const auto steps = static_cast<double>(step.step - of.begin + 1);
     const double least_lost = std::max(kLeastLost, steps * kLeastCost);
-    // If nearly all of the last steps are slow, kAll may have enough evidence soon. Other hypotheses wait for it until a
-    // step is not slow. Between bursts, only another burst can begin.
+    // If nearly all of the last steps are slow, kAll may have enough evidence soon. Other hypotheses wait for it until
+    // a step is not slow. Between bursts, only another burst can begin.
     const bool waits = which != kAll && evidence_[kAll].sum >= kNearlyAll;
-    const bool fits = IsNearlyAll({which, of.begin, step.step + 1, 0, of.slow}) ? !waits || !step.slow
-                                                                                : !waits && !in_bursts();
+    const bool fits =
+        IsNearlyAll({which, of.begin, step.step + 1, 0, of.slow}) ? !waits || !step.slow : !waits && !in_bursts();
     // If a share of the steps is slow anyway, several slow steps in a row are likely. So more evidence is needed.
     const double least = span_ && span_->which != kAll ? 2 * begin_ : begin_;
     const bool enough = fits && of.sum >= least && of.lost >= least_lost;

@@ -117,8 +117,9 @@ class SlowRank {
     std::int64_t slow_since = 0;  // the number of slow steps from `end` on
     double lost_since = 0;
   };
-  // Returns true if nearly all steps of a span are slow, whichever hypothesis has found it. Evidence for kAll grows slowly
-  // where other ranks vary much, so one of the other hypotheses may find a rank that is slow in each of its last steps.
+  // Returns true if nearly all steps of a span are slow, whichever hypothesis has found it. Evidence for kAll grows
+  // slowly where other ranks vary much, so one of the other hypotheses may find a rank that is slow in each of its last
+  // steps.
   static bool IsNearlyAll(const Span& span);
   static double Likelihood(const ComparedStep& step, std::size_t which);
   static bool IsSlow(const ComparedStep& step, std::size_t which) { return which == kAll ? step.level > 0 : step.slow; }

@@ -16,6 +16,7 @@ from horovod_partial.insight.report.comparison import Runs, name
 from horovod_partial.insight.report.summary import Summary
 
 Floats = NDArray[np.float64]
+_Values = Callable[[RankSteps], NDArray[Any]]
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 _COMPUTE, _WAIT, _REDUCE = "#0072B2", "#E69F00", "#009E73"
@@ -47,14 +48,12 @@ def plots(runs: Runs) -> list[Plot]:
     made = [_compute_times(runs), _slow_ranks(runs), _parts(runs), _waiting(runs)]
     if sharing := {label: run for label, run in runs.items() if run.shares_work}:
         darker, unit = "it made more of the micro-batches of an update.", "micro-batches in an update"
-        made.append(_of_each_rank(sharing, lambda steps: steps.micro_batches, "Micro-batches", darker, unit))
+        made.append(_of_each_rank(sharing, lambda of: of.micro_batches, "Micro-batches", darker, unit))
     if late := {label: run for label, run in runs.items() if run.steps.rounds and not run.shares_work}:
         darker = "more of its steps had a contribution that came too late for its round and travelled with a later one."
-        made.append(
-            _of_each_rank(late, lambda steps: 100.0 * steps.late, "Late steps", darker, "% of steps", most=100.0)
-        )
+        made.append(_of_each_rank(late, lambda of: 100.0 * of.late, "Late steps", darker, "% of steps", most=100.0))
         darker = "it had missed more rounds before a step, so it computed with an older model."
-        made.append(_of_each_rank(late, lambda steps: steps.staleness, "Staleness", darker, "rounds missed"))
+        made.append(_of_each_rank(late, lambda of: of.staleness, "Staleness", darker, "rounds missed"))
         made += [plot for label, run in late.items() for plot in _rounds(run, label)]
     return made
 
@@ -154,14 +153,7 @@ def _waiting(runs: Runs) -> Plot:
     return Plot(title, reading, figure)
 
 
-def _of_each_rank(
-    runs: Runs,
-    values: Callable[[RankSteps], NDArray[Any]],
-    title: str,
-    darker: str,
-    unit: str,
-    most: float | None = None,
-) -> Plot:
+def _of_each_rank(runs: Runs, values: _Values, title: str, darker: str, unit: str, most: float | None = None) -> Plot:
     of_runs = [np.array([values(steps) for steps in run.steps.ranks], dtype=np.float64) for run in runs.values()]
     edges, means = _windows(of_runs, _WINDOWS)
     reading = f"A row is a rank. Darker colours mean that {darker}"
