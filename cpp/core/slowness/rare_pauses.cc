@@ -101,7 +101,7 @@ void RarePauses::Bet(std::size_t which, std::int64_t step, const std::vector<dou
 bool RarePauses::IsEnough(const Track& track) const {
   const auto bets = static_cast<double>(ranks_.size() * kLengths.size() * kStakes.size());
   return track.pauses.size() >= kLeast &&
-         track.Evidence() > std::log(bets / kFalse) + 2 * std::log1p(static_cast<double>(track.before));
+         track.Evidence() > std::log(bets / kFalse) + 6 * std::log1p(static_cast<double>(track.before));
 }
 
 // Updates the finding about a rank.

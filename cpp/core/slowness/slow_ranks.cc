@@ -180,7 +180,8 @@ void SlowRanks::Show(Rank rank, SlowRank::Change slow, std::vector<News>& news) 
   // Hidden pauses are shown when the next one comes, so that pauses that end with the bursts around them are not shown.
   if (found && found->end < 0 && (before == Shown::kPauses || pauses != Change::kNone)) {
     // What costs more is shown. But slowness that begins after the pauses were told is shown unless it costs far less.
-    const bool is_later = member.slow.slow() && slowness.back().begin > member.shown_at;
+    const bool is_later =
+        member.slow.slow() && slowness.back().kind != SlownessKind::kRandom && slowness.back().begin > member.shown_at;
     const double factor = (is_later ? kFarMore : 1) * (before == Shown::kPauses ? 1 : kMore);
     if (!member.slow.slow() || Cost(*found) > factor * Cost(slowness.back())) member.shown = Shown::kPauses;
   }
