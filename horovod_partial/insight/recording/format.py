@@ -23,14 +23,14 @@ TABLES: dict[str, dict[str, type]] = {
     "steps": dict.fromkeys(
         ("bucket", "step", "begin", "handed", "result", "blocked", "reduced", "round", "late", "staleness", "bytes"),
         int,
-    )
-    | dict.fromkeys(PARTS, int),  # older recordings lack these
+    ),
     "waits": {"begin": int},
     "reductions": {"sequence": int, "process_set": int, "end": int, "everyone": int},
     "rounds": {"bucket": int, "time": int, "reason": str, "quorum": int, "missing": list, "delivered": list},
     "processor": {"time": int, "ran": int, "waited": int},
     "end": {"time": int},
 }
+TABLES["steps"] |= dict.fromkeys(PARTS, int)  # older recordings lack these columns
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def columns(name: str, line: dict[str, Any]) -> Table:
 
     Raises ValueError if a column is missing, has another length than the others, or has values of another type.
     """
-    read = {}
+    read: Table = {}
     for column, kind in TABLES[name].items():
         # Where an older recording lacks a column, the values are unknown.
         values = line.get(column, [-1] * len(next(iter(read.values()))) if column in PARTS else None)
