@@ -1,18 +1,26 @@
 #include "recording/recorder.h"
 
+#include <linux/tcp.h>  // <netinet/tcp.h> lacks some counters of connections
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <climits>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <stdexcept>
+#include <system_error>
 
 namespace horovod_partial::recording {
 namespace {
 
 constexpr auto kInterval = std::chrono::seconds(1);
+constexpr std::int64_t kLeastCarried = 1'000'000;  // a link gets a new row when it has carried so many more bytes
 
 Time Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
 
@@ -38,6 +46,16 @@ std::string NameOfClock() {
   std::string name;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), name);
   return name.empty() ? HostName() : name;
+}
+
+// Returns the address of one end of a connection as text. `end` is getsockname or getpeername.
+std::string AddressOf(int number, decltype(&getsockname) end) {
+  sockaddr_storage address{};
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  socklen_t length = sizeof address;
+  char text[NI_MAXHOST] = {};
+  if (end(number, any, &length) == 0) getnameinfo(any, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+  return text;
 }
 
 // Returns true for a bucket in which ranks compare their replicas: it has no gradients.
@@ -111,7 +129,7 @@ void Recorder::WriteEverySecond() {
       AddProcessorTime();
       const std::string lines = TakeLines();
       lock.unlock();
-      segments_->Write(lines);
+      segments_->Write(lines + LineOfLinks());
       lock.lock();
     }
   } catch (const std::exception& error) {  // only Write throws, and `mutex_` is not held during Write
@@ -125,6 +143,28 @@ void Recorder::AddProcessorTime() {
   std::ifstream file("/proc/self/schedstat");  // in nanoseconds; about the main thread, whichever thread reads the file
   std::int64_t ran = 0, waited = 0;
   if (file >> ran >> waited) processor_.Add(Micros(Now()), ran / 1000, waited / 1000);
+}
+
+// Returns what the connections to each other host have carried, if that is much more than their last row says. The
+// writing thread calls this without `mutex_`, because many connections take a while.
+std::string Recorder::LineOfLinks() {
+  std::map<std::pair<std::string, std::string>, std::pair<std::int64_t, std::int64_t>> links;  // bytes, microseconds
+  std::error_code error;
+  for (std::filesystem::directory_iterator file("/proc/self/fd", error), last; file != last; file.increment(error)) {
+    const int number = std::atoi(file->path().filename().c_str());
+    tcp_info info{};
+    socklen_t length = sizeof info;
+    if (getsockopt(number, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) continue;  // this file is no TCP socket
+    auto& [bytes, busy] = links[{AddressOf(number, getsockname), AddressOf(number, getpeername)}];
+    bytes += static_cast<std::int64_t>(info.tcpi_bytes_acked);
+    busy += static_cast<std::int64_t>(info.tcpi_busy_time - info.tcpi_rwnd_limited);
+  }
+  for (const auto& [ends, carried] : links) {
+    if (ends.first == ends.second || carried.first < told_[ends] + kLeastCarried) continue;
+    told_[ends] = carried.first;
+    links_.Add(Micros(Now()), ends.first, ends.second, carried.first, carried.second);
+  }
+  return links_.TakeLine();
 }
 
 // AddProcessorTime, TakeLines, TimerOf, AddStep, Header, Micros and NumberOf are called with `mutex_` held.

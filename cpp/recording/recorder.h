@@ -103,6 +103,7 @@ class Recorder : private NonCopyable {
   StepTimer& TimerOf(const std::optional<std::string>& optimizer);
   void AddStep(const Step& step);
   void AddProcessorTime();
+  std::string LineOfLinks();
   void WriteEverySecond();
 
   const Origin origin_;
@@ -115,6 +116,8 @@ class Recorder : private NonCopyable {
   std::thread thread_;
   std::atomic<pid_t> process_{0};       // the process in which the writing thread runs
   std::unique_ptr<Segments> segments_;  // the recording's files; while `thread_` runs, only that thread uses the files
+  Table links_{"links", {"time", "from", "to", "bytes", "busy"}};      // used by `thread_` only, like the next member
+  std::map<std::pair<std::string, std::string>, std::int64_t> told_;  // the bytes in the last row of each link
 
   std::mutex mutex_;  // guards the members below; may be taken under a bucket's lock, and no lock may be taken under it
   std::condition_variable ends_;

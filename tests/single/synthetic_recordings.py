@@ -34,6 +34,7 @@ class Host:
     drift: float = 0.0
     wall_error: float = 0.0
     starved: float = 0.1  # the share of the time in which the main thread waits for a processor
+    link: float = 100.0  # MB/s that its connections with other hosts carry
 
 
 @dataclass
@@ -48,6 +49,7 @@ class Job:
         reduce: seconds of a reduction.
         hosts: of the ranks, in order, again from the first where there are more ranks.
         late_ends: the share of the ends of reductions that a rank sees late, by up to 50 ms.
+        carried: how much a link carries of the bytes that a rank hands over.
         segments: into how many files a rank's events are cut.
         ended: Horovod was shut down in good order.
     """
@@ -59,6 +61,7 @@ class Job:
     reduce: float = 0.004
     hosts: list[Host] = field(default_factory=lambda: [Host("worker-0")])
     late_ends: float = 0.0
+    carried: float = 1.5
     segments: int = 1
     ended: bool = True
     seed: int = 0
@@ -242,10 +245,24 @@ def _write_rank(path: Path, job: Job, rank: int, rows: list[Row]) -> None:
         shares = (host.starved, 1 - host.starved)
         waited, ran = ([round(share * (time - times[0])) for time in times] for share in shares)
         lines.append({"table": "processor", "time": times, "ran": ran, "waited": waited})
+        if segment == job.segments - 1:
+            lines += _links(job, rank) if len(job.hosts) > 1 else []
         if job.ended and segment == job.segments - 1:
             lines.append({"table": "end", "time": [local(last, "time")]})
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (path / f"rank-{rank}.{segment}.jsonl").write_text(text)
+
+
+def _links(job: Job, rank: int) -> list[dict[str, Any]]:
+    """Each host sends to the next one, and fetches its data from a server that is no host of the job."""
+    number, after = (host % len(job.hosts) for host in (rank, rank + 1))
+    carried = round(job.carried * sum(NBYTES) * len(job.compute))
+    lines = []
+    for to, rate in (f"10.0.0.{after}", min(job.hosts[number].link, job.hosts[after].link)), ("10.9.9.9", 0.01):
+        line = {"from": [f"10.0.0.{number}"] * 2, "to": [to] * 2, "time": [0, 0]}
+        line |= {"bytes": [10**9, 10**9 + carried], "busy": [10**9, 10**9 + round(carried / rate)]}
+        lines.append({"table": "links", **line})
+    return lines
 
 
 def even(steps: int, ranks: int, seconds: float = 0.1, noise: float = 0.02, seed: int = 0) -> NDArray[np.float64]:

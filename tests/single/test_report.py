@@ -180,6 +180,27 @@ def test_a_job_with_many_slow_ranks(tmp_path: Path) -> None:
     assert re.fullmatch(r"Ranks \d, \d, \d and 2 more are slow", Summary.of(recording.load(tmp_path)).headline)
 
 
+@pytest.mark.parametrize(
+    ("links", "carried", "named"),
+    [
+        ((100, 100, 100, 100), 1.5, []),
+        ((100, 100, 10, 100), 1.5, ["worker-2"]),
+        ((100, 100, 40, 100), 1.5, []),  # the difference is too small
+        ((100, 10, 10, 100, 100, 100), 1.5, ["worker-1", "worker-2"]),
+        ((100, 100, 10, 100), 0.05, []),  # the gradients must have gone over something else
+        ((100, 100, 10), 1.5, ["worker-2"]),
+        ((100, 10), 1.5, []),  # both have the one connection
+    ],
+)
+def test_hosts_with_a_slow_link_are_named(
+    tmp_path: Path, links: tuple[float, ...], carried: float, named: list[str]
+) -> None:
+    hosts = [Host(f"worker-{number}", link=link) for number, link in enumerate(links)]
+    synthetic.write(tmp_path, Job(synthetic.even(40, 2 * len(hosts)), hosts=hosts, carried=carried))
+    told = [f"The link of host {host} carries 10 MB/s, where those of other hosts carry 100 MB/s. " for host in named]
+    assert Summary.of(recording.load(tmp_path)).waiting.startswith("".join(told) + "Each rank waited for ")
+
+
 def test_ranks_without_a_common_step_are_refused(tmp_path: Path) -> None:
     path = synthetic.write(tmp_path, Job(synthetic.even(100, 2), segments=4))
     for file in ("rank-0.0.jsonl", "rank-0.1.jsonl", "rank-1.2.jsonl", "rank-1.3.jsonl"):

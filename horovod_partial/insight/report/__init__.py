@@ -1,6 +1,6 @@
 """Tells from a recording which rank is slow, where the time went, and what waiting has cost.
 
-`summary` and `slowness` compute this. `text` and `page` (with `figures`) show it.
+`summary`, `slowness` and `links` compute this. `text` and `page` (with `figures`) show it.
 """
 
 from horovod_partial.insight.report.slowness import Slowness
