@@ -60,5 +60,5 @@ def test_a_slow_link_is_named(job: Job, tmp_path: Path) -> None:
     with job.hosts[1].slow("80mbit"):
         assert job.wait() == 0, job.output()
     summary = Summary.of(recording.load(tmp_path / "recordings"))
-    assert re.findall(r"The link of host (\S+) carries", summary.waiting) == ["host2"], summary.waiting
+    assert re.findall(r"The link of host (\S+) is slow", summary.waiting) == ["host2"], summary.waiting
     assert summary.headline == "Rank 3 is slow"

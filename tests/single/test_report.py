@@ -197,7 +197,10 @@ def test_hosts_with_a_slow_link_are_named(
 ) -> None:
     hosts = [Host(f"worker-{number}", link=link) for number, link in enumerate(links)]
     synthetic.write(tmp_path, Job(synthetic.even(40, 2 * len(hosts)), hosts=hosts, carried=carried))
-    told = [f"The link of host {host} carries 10 MB/s, where those of other hosts carry 100 MB/s. " for host in named]
+    told = [
+        f"The link of host {host} is slow: its connections carry 10 MB/s, and those of other hosts 100 MB/s. "
+        for host in named
+    ]
     assert Summary.of(recording.load(tmp_path)).waiting.startswith("".join(told) + "Each rank waited for ")
 
 

@@ -33,7 +33,7 @@ def slow(recording: Recording) -> list[str]:
             rates[host] = max(rates[host], nbytes / max(busy, 1.0))
     usual = float(np.median(list(rates.values()))) if rates else 0.0
     return [
-        f"The link of host {host} carries {rate:.3g} MB/s, where those of other hosts carry {usual:.3g} MB/s."
+        f"The link of host {host} is slow: its connections carry {rate:.3g} MB/s, and those of other hosts {usual:.3g} MB/s."
         for host, rate in sorted(rates.items())
         if _SLOW * rate < usual
     ]
