@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
@@ -145,19 +146,20 @@ void Recorder::AddProcessorTime() {
   if (file >> ran >> waited) processor_.Add(Micros(Now()), ran / 1000, waited / 1000);
 }
 
-// Returns what the connections to each other host have carried, if that is much more than their last row says. The
-// writing thread calls this without `mutex_`, because many connections take a while.
+// Returns how fast the connection to each other host is that has carried most, if it has carried much since its last
+// row. The writing thread calls this without `mutex_`, because many connections take a while.
 std::string Recorder::LineOfLinks() {
-  std::map<std::pair<std::string, std::string>, std::pair<std::int64_t, std::int64_t>> links;  // bytes, microseconds
+  std::map<std::pair<std::string, std::string>, std::pair<std::int64_t, std::int64_t>> links;  // bytes, and the rate
   std::error_code error;
   for (std::filesystem::directory_iterator file("/proc/self/fd", error), last; file != last; file.increment(error)) {
     const int number = std::atoi(file->path().filename().c_str());
     tcp_info info{};
     socklen_t length = sizeof info;
     if (getsockopt(number, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) continue;  // this file is no TCP socket
-    auto& [bytes, busy] = links[{AddressOf(number, getsockname), AddressOf(number, getpeername)}];
-    bytes += static_cast<std::int64_t>(info.tcpi_bytes_acked);
-    busy += static_cast<std::int64_t>(info.tcpi_busy_time - info.tcpi_rwnd_limited);
+    const std::pair carried(static_cast<std::int64_t>(info.tcpi_bytes_acked),
+                            static_cast<std::int64_t>(info.tcpi_delivery_rate));
+    auto& link = links[{AddressOf(number, getsockname), AddressOf(number, getpeername)}];
+    link = std::max(link, carried);
   }
   for (const auto& [ends, carried] : links) {
     if (ends.first == ends.second || carried.first < told_[ends] + kLeastCarried) continue;

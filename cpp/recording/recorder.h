@@ -116,7 +116,7 @@ class Recorder : private NonCopyable {
   std::thread thread_;
   std::atomic<pid_t> process_{0};       // the process in which the writing thread runs
   std::unique_ptr<Segments> segments_;  // the recording's files; while `thread_` runs, only that thread uses the files
-  Table links_{"links", {"time", "from", "to", "bytes", "busy"}};     // used by `thread_` only, like the next member
+  Table links_{"links", {"time", "from", "to", "bytes", "rate"}};     // used by `thread_` only, like the next member
   std::map<std::pair<std::string, std::string>, std::int64_t> told_;  // the bytes in the last row of each link
 
   std::mutex mutex_;  // guards the members below; may be taken under a bucket's lock, and no lock may be taken under it

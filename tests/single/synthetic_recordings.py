@@ -258,9 +258,10 @@ def _links(job: Job, rank: int) -> list[dict[str, Any]]:
     number, after = (host % len(job.hosts) for host in (rank, rank + 1))
     carried = round(job.carried * sum(NBYTES) * len(job.compute))
     lines = []
-    for to, rate in (f"10.0.0.{after}", min(job.hosts[number].link, job.hosts[after].link)), ("10.9.9.9", 0.01):
-        line = {"from": [f"10.0.0.{number}"] * 2, "to": [to] * 2, "time": [0, 0]}
-        line |= {"bytes": [10**9, 10**9 + carried], "busy": [10**9, 10**9 + round(carried / rate)]}
+    for to, rate in (f"10.0.0.{after}", min(job.hosts[number].link, job.hosts[after].link)), ("10.9.9.9", 1.0):
+        line = {"from": [f"10.0.0.{number}"] * 3, "to": [to] * 3, "time": [0, 0, 0]}
+        rates = [round(1e6 * rate), round(1e6 * rate), 300_000_000]  # a burst is faster than the link
+        line |= {"bytes": [10**9, 10**9 + carried // 2, 10**9 + carried], "rate": rates}
         lines.append({"table": "links", **line})
     return lines
 

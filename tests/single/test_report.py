@@ -185,9 +185,9 @@ def test_a_job_with_many_slow_ranks(tmp_path: Path) -> None:
     [
         ((100, 100, 100, 100), 1.5, []),
         ((100, 100, 10, 100), 1.5, ["worker-2"]),
-        ((100, 100, 40, 100), 1.5, []),  # the difference is too small
+        ((100, 100, 30, 100), 1.5, []),  # the difference is too small
         ((100, 10, 10, 100, 100, 100), 1.5, ["worker-1", "worker-2"]),
-        ((100, 100, 10, 100), 0.02, []),  # the gradients must have gone over something else
+        ((100, 100, 10, 100), 0.05, []),  # the gradients must have gone over something else
         ((100, 100, 10), 1.5, ["worker-2"]),
         ((100, 10), 1.5, []),  # both have the one connection
     ],

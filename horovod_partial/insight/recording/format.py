@@ -26,7 +26,7 @@ TABLES: dict[str, dict[str, type]] = {
     "reductions": {"sequence": int, "process_set": int, "end": int, "everyone": int},
     "rounds": {"bucket": int, "time": int, "reason": str, "quorum": int, "missing": list, "delivered": list},
     "processor": {"time": int, "waited": int},
-    "links": {"from": str, "to": str, "bytes": int, "busy": int},
+    "links": {"from": str, "to": str, "bytes": int, "rate": int},
     "end": {"time": int},
 }
 
