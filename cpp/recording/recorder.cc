@@ -1,11 +1,17 @@
 #include "recording/recorder.h"
 
+#include <linux/tcp.h>  // <netinet/tcp.h> lacks some counters of connections
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -17,6 +23,7 @@ namespace horovod_partial::recording {
 namespace {
 
 constexpr auto kInterval = std::chrono::seconds(1);
+constexpr std::int64_t kLeastCarried = 1'000'000;  // a link gets a new row when it has carried so many more bytes
 
 Time Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
 
@@ -42,6 +49,16 @@ std::string NameOfClock() {
   std::string name;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), name);
   return name.empty() ? HostName() : name;
+}
+
+// Returns the address of one end of a connection as text. `end` is getsockname or getpeername.
+std::string AddressOf(int number, decltype(&getsockname) end) {
+  sockaddr_storage address{};
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  socklen_t length = sizeof address;
+  char text[NI_MAXHOST] = {};
+  if (end(number, any, &length) == 0) getnameinfo(any, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+  return text;
 }
 
 // Returns true for a bucket in which ranks compare their replicas: it has no gradients.
@@ -117,7 +134,7 @@ void Recorder::WriteEverySecond() {
       lock.lock();
       const std::string lines = TakeLines();
       lock.unlock();
-      segments_->Write(lines);
+      segments_->Write(lines + LineOfLinks());
       lock.lock();
     }
   } catch (const std::exception& error) {  // only Write throws, and `mutex_` is not held during Write
@@ -151,7 +168,30 @@ void Recorder::AddProcessorTime() {
   processor_.Add(Micros(Now()), processor_time_.ran / 1000, processor_time_.waited / 1000);
 }
 
-// TakeLines, TimerOf, AddStep, Header, Micros and NumberOf are called with `mutex_` held.
+// Returns how fast the connection to each other host is that has carried most, if it has carried much since its last
+// row. The writing thread calls this without `mutex_`, because many connections take a while.
+std::string Recorder::LineOfLinks() {
+  std::map<std::pair<std::string, std::string>, std::pair<std::int64_t, std::int64_t>> links;  // bytes, and the rate
+  std::error_code error;
+  for (std::filesystem::directory_iterator file("/proc/self/fd", error), last; file != last; file.increment(error)) {
+    const int number = std::atoi(file->path().filename().c_str());
+    tcp_info info{};
+    socklen_t length = sizeof info;
+    if (getsockopt(number, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) continue;  // this file is no TCP socket
+    const std::pair carried(static_cast<std::int64_t>(info.tcpi_bytes_acked),
+                            static_cast<std::int64_t>(info.tcpi_delivery_rate));
+    auto& link = links[{AddressOf(number, getsockname), AddressOf(number, getpeername)}];
+    link = std::max(link, carried);
+  }
+  for (const auto& [ends, carried] : links) {
+    if (ends.first == ends.second || carried.first < told_[ends] + kLeastCarried) continue;
+    told_[ends] = carried.first;
+    links_.Add(Micros(Now()), ends.first, ends.second, carried.first, carried.second);
+  }
+  return links_.TakeLine();
+}
+
+// AddProcessorTime, TakeLines, TimerOf, AddStep, Header, Micros and NumberOf are called with `mutex_` held.
 std::string Recorder::TakeLines() {
   const std::string buckets = buckets_.TakeLine();
   known_buckets_ += buckets;

@@ -111,6 +111,7 @@ class Recorder : private NonCopyable {
   StepTimer& TimerOf(const std::optional<std::string>& optimizer);
   void AddStep(const Step& step);
   void AddProcessorTime();
+  std::string LineOfLinks();
   void WriteEverySecond();
 
   const Origin origin_;
@@ -127,6 +128,8 @@ class Recorder : private NonCopyable {
   std::unique_ptr<Segments> segments_;            // the recording's files
   std::map<std::string, ProcessorTime> threads_;  // each thread of the process, as last read, by its number
   ProcessorTime processor_time_;                  // the sum over all threads, also those that have ended
+  Table links_{"links", {"time", "from", "to", "bytes", "rate"}};
+  std::map<std::pair<std::string, std::string>, std::int64_t> told_;  // the bytes in the last row of each link
 
   std::mutex mutex_;  // guards the members below; may be taken under a bucket's lock, and no lock may be taken under it
   std::condition_variable ends_;

@@ -1,6 +1,10 @@
 // What is recorded, and what becomes of it on the disk.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -264,6 +268,56 @@ TEST_F(RecorderTest, AWatchThatBeginsAnewDoesNotTimeThePause) {
     EXPECT_DOUBLE_EQ(ended[0].seconds, 0.008);
     recorder_.Watch(false);
   }
+}
+
+// A TCP connection to 127.0.0.1 that has carried so many bytes. It comes from 127.0.0.1 plus `host`.
+class Carrier {
+ public:
+  Carrier(std::uint32_t host, std::size_t bytes) {
+    const int listener = Bound(0);
+    sockaddr_in address{};
+    socklen_t length = sizeof address;
+    EXPECT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length), 0);
+    EXPECT_EQ(listen(listener, 1), 0);
+    from_ = Bound(host);
+    EXPECT_EQ(connect(from_, reinterpret_cast<sockaddr*>(&address), length), 0);
+    to_ = accept(listener, nullptr, nullptr);
+    close(listener);
+    std::string part(10'000, 'x');
+    for (; bytes > 0; bytes -= part.size()) {
+      EXPECT_EQ(send(from_, part.data(), part.size(), 0), static_cast<ssize_t>(part.size()));
+      EXPECT_EQ(recv(to_, part.data(), part.size(), MSG_WAITALL), static_cast<ssize_t>(part.size()));
+    }
+    for (int left = 1; left > 0; std::this_thread::sleep_for(1ms)) EXPECT_EQ(ioctl(from_, SIOCOUTQ, &left), 0);
+  }
+  ~Carrier() {
+    close(from_);
+    close(to_);
+  }
+
+ private:
+  static int Bound(std::uint32_t host) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK + host);
+    const int number = socket(AF_INET, SOCK_STREAM, 0);
+    EXPECT_EQ(bind(number, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    return number;
+  }
+
+  int from_, to_;
+};
+
+TEST_F(RecorderTest, LinksAreConnectionsWithOtherAddressesThatHaveCarriedMuch) {
+  const Carrier within(0, 2'000'000), little(1, 800'000), much(1, 1'500'000), less(1, 700'000), other(2, 900'000);
+  recorder_.Begin(folder_, kPlenty);
+  for (int i = 0; i < 1000 && Text().find("\"links\"") == std::string::npos; ++i) std::this_thread::sleep_for(10ms);
+  recorder_.End();                                                                              // looks again
+  const std::string row = "\"from\":[\"127.0.0.2\"],\"to\":[\"127.0.0.1\"],\"bytes\":[150000";  // a SYN may count
+  const std::string text = Text();
+  EXPECT_THAT(text, HasSubstr(row));
+  EXPECT_EQ(text.find("\"links\""), text.rfind("\"links\"")) << "nothing has been carried since the first row";
+  EXPECT_THAT(text, AllOf(Not(HasSubstr("127.0.0.3")), Not(HasSubstr("\"from\":[\"127.0.0.1\""))));
 }
 
 TEST_F(RecorderTest, EachSegmentKnowsTheBuckets) {

@@ -1,5 +1,8 @@
 """Jobs on several hosts. `--hosts` spreads other tests over hosts too: `make test-hosts`."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from harness.torch_training import take_step
@@ -7,6 +10,8 @@ from harness.whole_jobs import Job
 from harness.world import World
 
 import horovod_partial.torch as hvd
+from horovod_partial.insight import recording
+from horovod_partial.insight.report import Summary
 
 
 @pytest.mark.launch(hosts=2, transports=("gloo",), full_transports=("gloo", "mpi"))
@@ -46,3 +51,14 @@ def test_a_host_is_added_to_an_elastic_job(job: Job, policy: str) -> None:
     before = "host1:2\nhost2:1\n"
     ended = job.run_elastic("elastic", policy, "4", hosts=before, then=before + "host3:1\n", interface="eth0")
     assert ended == dict.fromkeys(range(4), "4 True True"), job.output()
+
+
+@pytest.mark.launch(hosts=4, transports=("gloo",), full_transports=("gloo", "mpi"), ranks=(4,))
+def test_a_slow_link_is_named(job: Job, tmp_path: Path) -> None:
+    """The host of rank 1 has it. Rank 3 computes for longer than the others."""
+    job.start("recorded", "full", "20", "large", HOROVOD_PARTIAL_RECORD=str(tmp_path / "recordings"))
+    with job.hosts[1].slow("80mbit"):
+        assert job.wait() == 0, job.output()
+    summary = Summary.of(recording.load(tmp_path / "recordings"))
+    assert re.findall(r"The link of host (\S+) is slow", summary.waiting) == ["host2"], summary.waiting
+    assert summary.headline == "Rank 3 is slow"

@@ -39,6 +39,7 @@ class Host:
     ready: float = 1.0  # how many of a rank's threads run, or wait for a processor, on average
     starved: float = 0.1  # the share of these that wait
     starved_before: float = 0.1  # the same, before the first step
+    link: float = 100.0  # MB/s that its connections with other hosts carry
 
 
 @dataclass
@@ -55,6 +56,7 @@ class Job:
         reduce: seconds of a reduction.
         hosts: of the ranks, in order, again from the first where there are more ranks.
         late_ends: the share of the ends of reductions that a rank sees late, by up to 50 ms.
+        carried: how much a link carries of the bytes that a rank hands over.
         segments: into how many files a rank's events are cut.
         ended: Horovod was shut down in good order.
         until: when the ranks stop, under a quorum, also if they have taken fewer steps than `compute` has.
@@ -68,6 +70,7 @@ class Job:
     reduce: float = 0.004
     hosts: list[Host] = field(default_factory=lambda: [Host("worker-0")])
     late_ends: float = 0.0
+    carried: float = 1.5
     segments: int = 1
     ended: bool = True
     until: float = math.inf
@@ -258,10 +261,25 @@ def _write_rank(path: Path, job: Job, rank: int, rows: list[Row]) -> None:
         processor["ran"] = [round(1e6 * host.ready * (time - of)) for time, of in zip(passed, waited, strict=True)]
         processor["waited"] = [round(1e6 * host.ready * of) for of in waited]
         lines.append(processor)
+        if segment == job.segments - 1:
+            lines += _links(job, rank) if len(job.hosts) > 1 else []
         if job.ended and segment == job.segments - 1:
             lines.append({"table": "end", "time": [local(last, "time")]})
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (path / f"rank-{rank}.{segment}.jsonl").write_text(text)
+
+
+def _links(job: Job, rank: int) -> list[dict[str, Any]]:
+    """Each host sends to the next one, and fetches its data from a server that is no host of the job."""
+    number, after = (host % len(job.hosts) for host in (rank, rank + 1))
+    carried = round(job.carried * sum(NBYTES) * len(job.compute))
+    lines = []
+    for to, rate in (f"10.0.0.{after}", min(job.hosts[number].link, job.hosts[after].link)), ("10.9.9.9", 1.0):
+        line = {"from": [f"10.0.0.{number}"] * 3, "to": [to] * 3, "time": [0, 0, 0]}
+        rates = [round(1e6 * rate), round(1e6 * rate), 300_000_000]  # a burst is faster than the link
+        line |= {"bytes": [10**9, 10**9 + carried // 2, 10**9 + carried], "rate": rates}
+        lines.append({"table": "links", **line})
+    return lines
 
 
 def even(steps: int, ranks: int, seconds: float = 0.1, noise: float = 0.02, seed: int = 0) -> NDArray[np.float64]:

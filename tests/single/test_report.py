@@ -302,10 +302,34 @@ def test_a_job_with_pauses(tmp_path: Path) -> None:
     assert Summary.of(recording.load(tmp_path / "one")).headline == "Rank 1 is pausing"
     compute[24::50, 2] += 5.0
     synthetic.write(tmp_path / "two", Job(compute))
-    assert re.fullmatch("Ranks [12] and [12] pause", Summary.of(recording.load(tmp_path / "two")).headline)
+    assert re.fullmatch("Ranks [12] and [12] are pausing", Summary.of(recording.load(tmp_path / "two")).headline)
     compute[:, 3] *= 3.0
     synthetic.write(tmp_path / "both", Job(compute))
     assert re.fullmatch("Ranks [12], [12] and 3 are slow", Summary.of(recording.load(tmp_path / "both")).headline)
+
+
+@pytest.mark.parametrize(
+    ("links", "carried", "named"),
+    [
+        ((100, 100, 100, 100), 1.5, []),
+        ((100, 100, 10, 100), 1.5, ["worker-2"]),
+        ((100, 100, 30, 100), 1.5, []),  # the difference is too small
+        ((100, 10, 10, 100, 100, 100), 1.5, ["worker-1", "worker-2"]),
+        ((100, 100, 10, 100), 0.05, []),  # the gradients must have gone over something else
+        ((100, 100, 10), 1.5, ["worker-2"]),
+        ((100, 10), 1.5, []),  # both have the one connection
+    ],
+)
+def test_hosts_with_a_slow_link_are_named(
+    tmp_path: Path, links: tuple[float, ...], carried: float, named: list[str]
+) -> None:
+    hosts = [Host(f"worker-{number}", link=link) for number, link in enumerate(links)]
+    synthetic.write(tmp_path, Job(synthetic.even(40, 2 * len(hosts)), hosts=hosts, carried=carried))
+    told = [
+        f"The link of host {host} is slow: its connections carry 10 MB/s, and those of other hosts 100 MB/s. "
+        for host in named
+    ]
+    assert Summary.of(recording.load(tmp_path)).waiting.startswith("".join(told) + "Each rank waited for ")
 
 
 def test_ranks_without_a_common_step_are_refused(tmp_path: Path) -> None:

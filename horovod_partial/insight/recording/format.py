@@ -28,6 +28,7 @@ TABLES: dict[str, dict[str, type]] = {
     "reductions": {"sequence": int, "process_set": int, "end": int, "everyone": int},
     "rounds": {"bucket": int, "time": int, "reason": str, "quorum": int, "missing": list, "delivered": list},
     "processor": {"time": int, "ran": int, "waited": int},
+    "links": {"from": str, "to": str, "bytes": int, "rate": int},
     "end": {"time": int},
 }
 TABLES["steps"] |= dict.fromkeys(PARTS, int)  # older recordings lack these columns

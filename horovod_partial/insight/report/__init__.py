@@ -1,7 +1,7 @@
 """Tells from a recording which rank is slow, where the time went, and what waiting has cost.
 
-`summary` and `slowness` compute this, and `comparison` what changed from one run to another. `text` and `page` (with
-`figures`) show it.
+`summary`, `slowness` and `links` compute this, and `comparison` what changed from one run to another. `text` and `page`
+(with `figures`) show it.
 """
 
 from horovod_partial.insight.report.slowness import Slowness

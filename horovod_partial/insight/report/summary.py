@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_partial.insight.recording import Clocks, JobSteps, RankSteps, Recording
-from horovod_partial.insight.report import slowness
+from horovod_partial.insight.report import links, slowness
 from horovod_partial.insight.report.slowness import Slowness
 
 Floats = NDArray[np.float64]
@@ -164,9 +164,10 @@ class Summary:
 
     @property
     def waiting(self) -> str:
-        """Sentences that say how long ranks have waited, and how long they would have waited under `Full()`."""
+        """Sentences that say which links are slow, and how long ranks have waited and would have waited under `Full()`."""
         waited, full = float(self.waited.sum()), float(self.waited_under_full.sum())
         told = f"Each rank waited for {waited:.1f} s of {self.seconds:.1f} s ({self.waited_share:.0%}) on average."
+        told = " ".join([*links.slow(self.recording), told])
         if not self.steps.rounds:
             return f"{told} A policy that waits for nobody saves that at most."
         less = f"{full - waited:.1f} s more" if full >= waited else f"{waited - full:.1f} s less"

@@ -107,11 +107,11 @@ class Host:
             _run("ip", "link", "set", self._port, "up")
 
     @contextlib.contextmanager
-    def slow(self) -> Iterator[None]:
-        """With a cable of 1 Mbit/s, in each direction."""
+    def slow(self, rate: str = "1mbit") -> Iterator[None]:
+        """With a cable of this rate, in each direction."""
         here, there = ("tc", "qdisc"), ("tc", "-n", self._namespace, "qdisc")
         for tc, device in ((here, self._port), (there, "eth0")):
-            _run(*tc, "add", "dev", device, "root", "tbf", "rate", "1mbit", "burst", "32kb", "latency", "400ms")
+            _run(*tc, "add", "dev", device, "root", "tbf", "rate", rate, "burst", "32kb", "latency", "400ms")
         try:
             yield
         finally:

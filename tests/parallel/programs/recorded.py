@@ -1,6 +1,6 @@
 """Trains with the last rank slow, since its loader is, for a recording: `recorded.py POLICY STEPS WHAT`.
 
-WHAT is `whole`, `metric` (with an average over the ranks in each step), `late` (recorded by the program, from step 5 on), `uneven` (each rank takes 10 steps more than the one before, and joins), `again` (Horovod is initialised twice) or `for_ever`.
+WHAT is `whole`, `large` (with gradients of 2.6 MB), `metric` (with an average over the ranks in each step), `late` (recorded by the program, from step 5 on), `uneven` (each rank takes 10 steps more than the one before, and joins), `again` (Horovod is initialised twice) or `for_ever`.
 """
 
 import itertools
@@ -29,7 +29,8 @@ class Batches(IterableDataset[torch.Tensor]):
 
 def train(recorded_from: int | None) -> None:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 1))
+    width = 1 << 16 if what == "large" else 16
+    model = torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.Linear(width, 1))
     inner = torch.optim.SGD(model.parameters(), lr=0.01)
     passes = 2 if policy == "work_sharing" else 1
     optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), sync=policy, backward_passes_per_step=passes)
