@@ -59,6 +59,5 @@ def test_a_slow_link_is_named(job: Job, tmp_path: Path) -> None:
     job.start("recorded", "full", "20", "large", HOROVOD_PARTIAL_RECORD=str(tmp_path / "recordings"))
     with job.hosts[1].slow("80mbit"):
         assert job.wait() == 0, job.output()
-    summary = Summary.of(recording.load(tmp_path / "recordings"))
-    assert re.findall(r"The link of host (\S+) is slow", summary.waiting) == ["host2"], summary.waiting
-    assert summary.headline == "Rank 3 is slow"
+    waiting = Summary.of(recording.load(tmp_path / "recordings")).waiting
+    assert re.findall(r"The link of host (\S+) is slow", waiting) == ["host2"], waiting
