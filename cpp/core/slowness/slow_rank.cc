@@ -71,7 +71,7 @@ void SlowRank::ForgetSome() {
   const Evidence all = evidence_[kAll];
   evidence_ = {};
   evidence_[kAll] = all;
-  if (!span_ || span_->which == kAll) return;
+  if (!span_ || IsNearlyAll(*span_)) return;
   span_.reset();
   found_.pop_back();
 }
