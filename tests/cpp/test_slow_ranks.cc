@@ -162,7 +162,7 @@ TEST(SlowRanksTest, OneBurstAndThenAllSteps) {
     return rank == 1 && ((step >= 35 && step < 50) || step >= 85) ? 2.0 : 1.0;
   });
   ASSERT_EQ(job.detector.found(1).size(), 2U);
-  const Slowness& first = job.detector.found(1)[0];
+  const Slowness first = job.detector.found(1)[0];
   EXPECT_EQ(std::tuple(first.kind, first.begin, first.end), std::tuple(SlownessKind::kPersistent, 35, 50));
   EXPECT_EQ(job.detector.found(1)[1].kind, SlownessKind::kPersistent);
   EXPECT_EQ(job.detector.found(1)[1].begin, 85);

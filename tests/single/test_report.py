@@ -179,7 +179,7 @@ def test_the_part_that_explains_slowness_is_told(tmp_path: Path) -> None:
     told = r"Rank 2 takes 1\.6\d times .* in \d+ of \d+ steps since step (39|40): 100 % of the excess is waiting for data\."
     assert re.fullmatch(told, summary.answer), summary.answer
     assert [rank.slowness.cause[0] for rank in summary.ranks] == ["none", "none", "loader", "none"]
-    bars = {bar.name: bar.x[2] for bar in figures.plots(summary)[2].figure.data}
+    bars = {bar.name: bar.x[2] for bar in figures.plots(comparison.labelled([summary]))[2].figure.data}
     assert list(bars) == ["loader", "forward", "backward", "wait for others", "reduction"]
     assert bars["loader"] == pytest.approx(1e3 * loader[1:, 2].mean(), abs=1e-3)
 
