@@ -137,7 +137,7 @@ void Recorder::WriteEverySecond() {
       segments_->Write(lines + LineOfLinks());
       lock.lock();
     }
-  } catch (const std::exception& error) {  // only Write throws, and `mutex_` is not held during Write
+  } catch (const std::exception& error) {  // `mutex_` is not held where something throws
     records_ = false;
     complain_(std::string("the recording has ended: ") + error.what());
   }
@@ -151,11 +151,16 @@ void Recorder::AddProcessorTime() {
   std::map<std::string, ProcessorTime> threads;
   std::error_code none;
   std::filesystem::directory_iterator thread("/proc/self/task", none);
+  if (none) return;  // for example because the process has no descriptor left
   for (; thread != std::filesystem::directory_iterator(); thread.increment(none)) {
     const std::string number = thread->path().filename().string();
     std::ifstream file(thread->path() / "schedstat");
     ProcessorTime now;
-    if (number == polling || !(file >> now.ran >> now.waited)) continue;
+    if (number == polling) continue;
+    if (!(file >> now.ran >> now.waited)) {  // if it can be read later, its time must not count twice
+      if (const auto known = threads_.find(number); known != threads_.end()) threads.insert(*known);
+      continue;
+    }
     ProcessorTime& before = threads_[number];
     if (now.ran < before.ran) before = {};  // the thread has ended, and another one has its number
     processor_time_.ran += now.ran - before.ran;
@@ -180,12 +185,17 @@ std::string Recorder::LineOfLinks() {
     if (getsockopt(number, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) continue;  // this file is no TCP socket
     const std::pair carried(static_cast<std::int64_t>(info.tcpi_bytes_acked),
                             static_cast<std::int64_t>(info.tcpi_delivery_rate));
-    auto& link = links[{AddressOf(number, getsockname), AddressOf(number, getpeername)}];
+    const std::pair ends(AddressOf(number, getsockname), AddressOf(number, getpeername));
+    if (ends.second.empty()) continue;  // the connection has ended
+    auto& link = links[ends];
     link = std::max(link, carried);
   }
   for (const auto& [ends, carried] : links) {
-    if (ends.first == ends.second || carried.first < told_[ends] + kLeastCarried) continue;
-    told_[ends] = carried.first;
+    if (ends.first == ends.second) continue;
+    std::int64_t& told = told_[ends];
+    if (carried.first < told) told = 0;  // the connection of the last row has ended
+    if (carried.first < told + kLeastCarried) continue;
+    told = carried.first;
     links_.Add(Micros(Now()), ends.first, ends.second, carried.first, carried.second);
   }
   return links_.TakeLine();

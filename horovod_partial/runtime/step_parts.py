@@ -43,12 +43,17 @@ def begin(core: _attach.Library) -> None:
         os.register_at_fork(after_in_child=_told.clear)  # there a lock of the core may be held for ever
     for loader, iterator in zip(_LOADERS, _ITERATORS, strict=True):
         framework = loader.partition(".")[0]
-        if framework in sys.modules and framework not in _wrapped:
+        if sys.modules.get(framework) is not None and framework not in _wrapped:
             _wrapped.add(framework)
-            _wrap(resolve_name(loader), "__iter__", gives=False)
-            _wrap(resolve_name(iterator), "__next__", gives=True)
-            if framework == "torch":
-                resolve_name(_STEP_HOOK)(lambda *_: _stepped())
+            try:
+                of_loader, of_iterator = resolve_name(loader), resolve_name(iterator)
+                if framework == "torch":
+                    compiler = sys.modules["torch"].compiler
+                    resolve_name(_STEP_HOOK)(compiler.disable(lambda *_: _stepped()))
+            except (ImportError, AttributeError):  # the program has something else in its place, so parts are unknown
+                continue
+            _wrap(of_loader, "__iter__", gives=False)
+            _wrap(of_iterator, "__next__", gives=True)
 
 
 def _stepped() -> None:
@@ -73,7 +78,10 @@ def _wrap(owner: Any, name: str, *, gives: bool) -> None:
         result = method(self)
         iterator = self if gives else result
         if not gives or not hasattr(iterator, _NUMBER):  # a loader may return the same iterator for another pass
-            setattr(iterator, _NUMBER, next(_numbers))
+            try:
+                setattr(iterator, _NUMBER, next(_numbers))
+            except AttributeError:  # a loader's own iterator, such as a generator; it asks another one for batches
+                return result
         _tell(getattr(iterator, _NUMBER), since, gives=gives)
         return result
 

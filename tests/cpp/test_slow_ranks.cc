@@ -56,6 +56,14 @@ TEST(SlowRanksTest, NoiseAccusesNobody) {
   EXPECT_TRUE(job.Run(50'000, [&](Rank, std::int64_t) { return std::exp(noise(random)); }).empty());
 }
 
+TEST(SlowRanksTest, LostTimeIsInUnitsOfPresentSteps) {
+  Job job;
+  job.Run(100, [](Rank, std::int64_t) { return 0.01; });
+  job.Run(300, [](Rank rank, std::int64_t) { return rank == 1 ? 1.5 : 1.0; });
+  ASSERT_EQ(job.detector.found(1).size(), 1U);
+  EXPECT_LT(job.detector.found(1)[0].lost, 500) << "it is 150, but for the time until the change is known";
+}
+
 TEST(SlowRanksTest, ARankThatIsAlwaysSlowIsToldOnceWithItsFactor) {
   Job job;
   const auto news = job.Run(400, [](Rank rank, std::int64_t) { return rank == 7 ? 2.0 : 1.0; });

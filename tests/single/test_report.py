@@ -85,7 +85,7 @@ def test_what_has_changed_comes_first(both: comparison.Runs) -> None:
     told = re.fullmatch(
         r"After: (a step takes (\S+) ms in place of (\S+) \((\S+) times faster\)); each rank waits for (\S+)% of the time "
         r"in place of (\S+)%; rank 3 is no longer slow; rank 1 is still slow \(bursts\); rank 0 is slow now "
-        r"\(persistent\); 6 ranks in place of 8; policy quorum:5 in place of full\.",
+        r"\(persistent\); rank 6 is not in this run, and slow before; 6 ranks in place of 8; policy quorum:5 in place of full\.",
         first,
     )
     assert told, first
@@ -114,12 +114,23 @@ def test_what_has_not_changed_is_told(both: comparison.Runs) -> None:
     assert "rank 0 is no longer slow" in slower
 
 
+def test_a_rank_that_is_missing_is_not_called_mended(tmp_path: Path) -> None:
+    slow = synthetic.even(100, 4)
+    slow[:, 3] *= 1.5
+    for name, compute in (("all", slow), ("three", slow[:, :3])):
+        synthetic.write(tmp_path / name, Job(compute))
+    of = [Summary.of(recording.load(tmp_path / name)) for name in ("all", "three")]
+    told = comparison.sentences(comparison.labelled(of))[0]
+    assert "; no rank is slow; rank 3 is not in this run, and slow before; " in told
+    assert "; rank 3 is slow (persistent); " in comparison.sentences(comparison.labelled(of[::-1]))[0]
+
+
 @pytest.mark.parametrize(
     ("steps", "starved", "told"),
     [
         (100, 0.1, "no rank is slow any more."),
-        (10, 0.1, "too few steps to tell which rank is slow any more."),
-        (100, 0.8, "the machine was too loaded to tell which rank is slow any more."),
+        (10, 0.1, "too few steps to tell which rank is slow."),
+        (100, 0.8, "the machine was too loaded to tell which rank is slow."),
     ],
 )
 def test_a_rank_is_called_mended_only_if_that_can_be_told(

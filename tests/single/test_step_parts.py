@@ -1,7 +1,9 @@
 """What a program does is told to the core, without an edit: its requests for batches, and its optimizer's steps."""
 
+import importlib
 import sys
 import threading
+import types
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
@@ -89,6 +91,22 @@ def test_an_iterator_that_was_made_before_has_a_number_too(unwrapped: None) -> N
     assert (number, gives) == other
     assert number != OPTIMIZER
     assert gives
+
+
+def test_a_loader_may_return_a_generator(core: Any) -> None:
+    class Loader(DataLoader):  # type: ignore[type-arg]
+        def _get_iterator(self) -> Any:
+            yield from super()._get_iterator()
+
+    assert len(list(Loader(range(4)))) == 4
+    assert [gives for _, gives in core.take()].count(True) == 4
+
+
+def test_what_is_no_framework_is_left_alone(unwrapped: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    monkeypatch.setattr(step_parts, "resolve_name", lambda name: importlib.import_module("nothing." + name))
+    step_parts.begin(Core())  # type: ignore[arg-type]
+    assert not hasattr(DataLoader.__iter__, "__wrapped__")
 
 
 def test_only_the_thread_that_trains_waits_for_its_loader(core: Any) -> None:

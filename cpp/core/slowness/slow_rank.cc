@@ -71,7 +71,7 @@ void SlowRank::ForgetSome() {
   const Evidence all = evidence_[kAll];
   evidence_ = {};
   evidence_[kAll] = all;
-  if (!span_ || IsNearlyAll(*span_)) return;
+  if (!span_ || in_bursts() || IsNearlyAll(*span_)) return;
   span_.reset();
   found_.pop_back();
 }

@@ -125,7 +125,11 @@ void SlowRanks::Compare(const Row& row, std::vector<News>& news) {
     begins += member.begins;
     others += member.others;
   }
-  const double median = row.step == 0 ? row.median : std::min(row.median, 3 * usual_);
+  // One long step of most ranks changes nothing. If the next one is as long, steps have become longer.
+  const double most =
+      static_cast<std::size_t>(row.step) < StepNoise::kSteps ? row.median : std::max(3 * usual_, median_);
+  const double median = std::min(row.median, most);
+  median_ = row.median;
   usual_ += std::max(kRecent, 1 / static_cast<double>(row.step + 1)) * (median - usual_);
   pauses_.Observe(row.step, row.seconds, row.median, usual_);
   const double unsure = 1 + 4 / static_cast<double>(noise_.steps());

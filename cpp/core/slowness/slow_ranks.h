@@ -86,6 +86,7 @@ class SlowRanks {
   std::vector<Row> first_;  // the first steps, until the noise is known
   std::int64_t steps_ = 0;  // the number of steps so far in which two ranks or more took part
   double usual_ = 0;        // the mean over recent steps of Row::median, but of 3 times the mean before at most
+  double median_ = 0;       // Row::median of the last step
 };
 
 }  // namespace horovod_partial

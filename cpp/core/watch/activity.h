@@ -62,7 +62,7 @@ class Lasting {
 std::string Framed(const std::string& word);
 class Words {
  public:
-  static constexpr std::size_t kLongest = 1 << 17;
+  static constexpr std::size_t kLongest = 1 << 18;
 
   void Add(std::string_view bytes) { bytes_ += bytes; }
   // Returns the next complete message, if there is one. Throws std::runtime_error for a message longer than kLongest.

@@ -120,6 +120,7 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
     times |= {"batches by length": _alike(compute)} if follows_data else {}
     balanced = [replace(predict(each, reduction, ["full"])[0], batches=how) for how, each in times.items()]
     load = slowness.of_load(recording, [rank.rank for rank in slow if rank.times])
+    rounds = _of_rounds(full, unsplit, by_rounds, counts_rounds)
     sentences = (
         load and f"{load} Until then this holds:",
         _of_parts(slow),
@@ -129,8 +130,8 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
         _of_data(full, balanced if follows_data else []),
         work_sharing,
         _of_policy(full, unsplit, least),
-        _of_rounds(full, unsplit, by_rounds, counts_rounds),
-        _of_optimizer(optimizer, least, by_rounds),
+        rounds,
+        _of_optimizer(optimizer, least, by_rounds if rounds else unsplit),
         _of_models(unsplit, of_models),
     )
     return Advice(
@@ -192,7 +193,7 @@ def _of_parts(slow: list[Slowness]) -> str:
         ),
     ):
         if of := [str(rank.rank) for rank in slow if rank.cause[0] == part and rank.kind != "pauses"]:
-            told += f"On rank {', '.join(of)} {why}: first {then}. No policy removes that; the rest takes it as it is. "
+            told += f"On rank{'s' if len(of) > 1 else ''} {', '.join(of)} {why}: first {then}. No policy removes that; the rest takes it as it is. "
     return told.strip()
 
 

@@ -48,19 +48,24 @@ def _changes(before: Summary, after: Summary) -> list[str]:
 
 def _slowness(before: Summary, after: Summary) -> list[str]:
     was, now = ({rank.rank: rank.slowness for rank in run.slow} for run in (before, after))
-    if not now:
-        return [after.headline[0].lower() + after.headline[1:] + (" any more" if was else "")]
     there = {rank.rank for rank in after.ranks}
+    gone = [rank for rank in was if rank not in there]
+    missing = [f"{listed(gone)} not in this run, and slow before"] if gone else []
+    if not now:
+        is_over = was and not gone and after.can_tell
+        return [after.headline[0].lower() + after.headline[1:] + (" any more" if is_over else ""), *missing]
     told = []
+    judged = {rank.rank for rank in before.ranks} if before.slow or before.can_tell else set()
     for text, ranks in (
         ("no longer slow", [rank for rank in was if rank in there and rank not in now]),
         ("still slow", [rank for rank in now if rank in was]),
-        ("slow now", [rank for rank in now if rank not in was]),
+        ("slow now", [rank for rank in now if rank not in was and rank in judged]),
+        ("slow", [rank for rank in now if rank not in was and rank not in judged]),
     ):
         kinds = ", ".join(dict.fromkeys(now[rank].kind for rank in ranks if rank in now))
         if ranks:
             told.append(f"{listed(ranks)} {text}" + (f" ({kinds})" if kinds else ""))
-    return told
+    return told + missing
 
 
 def _instead(form: str, new: object, old: object) -> str:

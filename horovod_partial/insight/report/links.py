@@ -16,14 +16,19 @@ def slow(recording: Recording) -> list[str]:
     Linux measures how fast bytes of a connection arrive at the other end, and leaves out the time in which none are sent.
     """
     ranks = recording.ranks.values()
-    hosts = {address: rank.host for rank in ranks for address in rank.tables["links"]["from"]}
+    owners: dict[str, set[str]] = {}
+    for rank in ranks:
+        for address in rank.tables["links"]["from"]:
+            owners.setdefault(address, set()).add(rank.host)
+    # An address of several hosts, for example of a bridge of containers, tells nothing.
+    hosts = {address: next(iter(of)) for address, of in owners.items() if len(of) == 1}
     least = max(1.0, _LEAST * max(rank.tables["steps"]["bytes"].sum() for rank in ranks))
     rates: dict[str, float] = {}  # of the fastest connection of each host, in MB/s
     for rank in ranks:
         links = rank.tables["links"]
         for to in hosts.keys() & set(links["to"]):
             nbytes, rate = (links[column][links["to"] == to] for column in ("bytes", "rate"))
-            for host in (rank.host, hosts[to]) if nbytes[-1] - nbytes[0] >= least else ():
+            for host in (rank.host, hosts[to]) if np.diff(nbytes).clip(0).sum() >= least else ():
                 rates[host] = max(rates.get(host, 0.0), float(np.median(rate)) / 1e6)
     usual = float(np.median(list(rates.values()))) if rates else 0.0
     return [

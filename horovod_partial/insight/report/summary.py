@@ -116,6 +116,11 @@ class Summary:
         return sorted(self.ranks, key=lambda rank: (-rank.slowness.compute, rank.rank))
 
     @property
+    def can_tell(self) -> bool:
+        """Whether the recording suffices to say that a rank is not slow."""
+        return len(self.waited) >= slowness.LEAST_STEPS and not slowness.too_loaded(self.recording)
+
+    @property
     def headline(self) -> str:
         """A few words that say which rank is slow."""
         if self.slow:
