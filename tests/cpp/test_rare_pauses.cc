@@ -34,6 +34,12 @@ struct Job {
         seconds.push_back(usual * std::exp(noise(random)) + (more ? more(rank, step) : 0));
       for (const News& news : detector.Step(seconds)) all.push_back(news);
     }
+    for (Rank rank = 0; rank < size; ++rank) {
+      const std::vector<Slowness> found = detector.found(rank);
+      const auto present = detector.present(rank);
+      EXPECT_EQ(present.has_value(), !found.empty() && found.back().end < 0);
+      if (present) EXPECT_EQ(present->begin, found.back().begin);
+    }
     return all;
   }
   // Returns how many steps it takes until something is told.

@@ -205,6 +205,12 @@ void SlowRanks::Show(Rank rank, SlowRank::Change slow, std::vector<News>& news) 
     news.push_back({before == Shown::kSlow ? slow : Change::kBegins, slowness.back()});
 }
 
+std::optional<Slowness> SlowRanks::present(Rank rank) const {
+  const JudgedRank& member = members_.at(Index(rank));
+  if (member.shown == Shown::kPauses) return member.paused.back();
+  return member.slow.slow() ? std::optional(member.slow.found().back()) : std::nullopt;
+}
+
 std::vector<Slowness> SlowRanks::found(Rank rank) const {
   const JudgedRank& member = members_.at(Index(rank));
   std::vector<Slowness> found = member.slow.found();

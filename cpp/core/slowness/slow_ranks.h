@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "core/slowness/rare_pauses.h"
@@ -54,6 +55,8 @@ class SlowRanks {
   // Returns the spans in which a rank was slow or paused, oldest first, at most 1,000 of each. One span at most has the
   // end -1, and it comes last. Throws std::out_of_range if there is no such rank.
   std::vector<Slowness> found(Rank rank) const;
+  // Returns the last item of found(rank) if the rank is slow now. Copies no others, because metrics ask often.
+  std::optional<Slowness> present(Rank rank) const;
 
  private:
   // Which finding about a rank is shown. If the rank is slow and pauses as well, the other finding is hidden.

@@ -53,10 +53,8 @@ std::vector<WatchedRank> SlowWatch::ranks() const {
   if (std::none_of(ranks_.begin(), ranks_.end(), has_told)) return {};
   std::vector<WatchedRank> ranks = ranks_;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    const std::vector<Slowness> found = slow_.found(static_cast<Rank>(rank));
-    if (found.empty() || found.back().end >= 0) continue;
-    ranks[rank].slowness = found.back();
-    ranks[rank].part = parts_.CauseOf(static_cast<Rank>(rank)).part;
+    ranks[rank].slowness = slow_.present(static_cast<Rank>(rank));
+    if (ranks[rank].slowness) ranks[rank].part = parts_.CauseOf(static_cast<Rank>(rank)).part;
   }
   return ranks;
 }

@@ -52,10 +52,10 @@ def _slowness(before: Summary, after: Summary) -> list[str]:
     gone = [rank for rank in was if rank not in there]
     missing = [f"{listed(gone)} not in this run, and slow before"] if gone else []
     if not now:
-        is_over = was and not gone and after.can_tell
+        is_over = was and not gone and not after.unclear
         return [after.headline[0].lower() + after.headline[1:] + (" any more" if is_over else ""), *missing]
     told = []
-    judged = {rank.rank for rank in before.ranks} if before.slow or before.can_tell else set()
+    judged = {rank.rank for rank in before.ranks} if before.slow or not before.unclear else set()
     for text, ranks in (
         ("no longer slow", [rank for rank in was if rank in there and rank not in now]),
         ("still slow", [rank for rank in now if rank in was]),

@@ -116,9 +116,11 @@ class Summary:
         return sorted(self.ranks, key=lambda rank: (-rank.slowness.compute, rank.rank))
 
     @property
-    def can_tell(self) -> bool:
-        """Whether the recording suffices to say that a rank is not slow."""
-        return len(self.waited) >= slowness.LEAST_STEPS and not slowness.too_loaded(self.recording)
+    def unclear(self) -> str:
+        """A few words on why the recording does not suffice to say that a rank is not slow. Empty if it does."""
+        if slowness.too_loaded(self.recording):
+            return "The machine was too loaded to tell which rank is slow"
+        return "Too few steps to tell which rank is slow" if len(self.waited) < slowness.LEAST_STEPS else ""
 
     @property
     def headline(self) -> str:
@@ -126,11 +128,7 @@ class Summary:
         if self.slow:
             how = "pausing" if all(rank.slowness.kind == "pauses" for rank in self.slow) else "slow"
             return f"{listed([rank.rank for rank in self.slow])} {how}".capitalize()
-        if slowness.too_loaded(self.recording):
-            return "The machine was too loaded to tell which rank is slow"
-        if len(self.waited) < slowness.LEAST_STEPS:
-            return "Too few steps to tell which rank is slow"
-        return "No rank is slow"
+        return self.unclear or "No rank is slow"
 
     @property
     def answer(self) -> str:
