@@ -37,8 +37,11 @@ struct Job {
     for (Rank rank = 0; rank < size; ++rank) {
       const std::vector<Slowness> found = detector.found(rank);
       const auto present = detector.present(rank);
-      EXPECT_EQ(present.has_value(), !found.empty() && found.back().end < 0);
-      if (present) EXPECT_EQ(present->begin, found.back().begin);
+      const bool lasts = !found.empty() && found.back().end < 0;
+      EXPECT_EQ(present.has_value(), lasts);
+      if (present) {
+        EXPECT_EQ(present->begin, found.back().begin);
+      }
     }
     return all;
   }
