@@ -46,9 +46,9 @@ def test_one_is_asleep_and_one_is_stopped(job: Job, policy: str) -> None:
 @pytest.mark.parametrize(
     ("policy", "what"),
     [
+        pytest.param("majority", "asleep", marks=LONG),
         ("full", "asleep"),
         *(pytest.param("solo", what, marks=LONG) for what in OTHERS_WAIT),
-        pytest.param("majority", "asleep", marks=LONG),
     ],
 )
 def test_one_is_asleep(job: Job, policy: str, what: str) -> None:

@@ -135,6 +135,7 @@ def test_weights_are_those_of_synchronous_training_and_equal_on_all_ranks(world:
     assert made[1][1] <= UPDATES  # one of each update at most
 
 
+@mainly_on_torch
 def test_half_precision_travels_and_is_averaged(world: World) -> None:
     model, _, dataset = training(world, compression=hvd.Compression.fp16)
     model.fit(dataset, epochs=2, verbose=0)
@@ -442,6 +443,7 @@ def test_the_number_of_passes_is_saved_with_the_model(world: World, tmp_path: Pa
     world.same(flat(loaded))
 
 
+@mainly_on_torch
 def test_variables_without_a_gradient_are_left_alone(world: World) -> None:
     inputs = keras.Input((4,))
     model = keras.Model(inputs, [keras.layers.Dense(2)(inputs), keras.layers.Dense(1, name="unused")(inputs)])
