@@ -86,6 +86,11 @@ def test_legacy_keras_is_left_to_horovod(job: Job) -> None:
         "horovod._keras horovod.tensorflow.keras horovod.tensorflow.keras.callbacks horovod_partial.runtime.runtime"
     )
     assert job.notes("made") == dict.fromkeys(range(job.setup.ranks), modules)
+
+
+@pytest.mark.launch(framework="tensorflow", ranks=(2,))
+@pytest.mark.full_matrix
+def test_legacy_keras_under_a_partial_policy(job: Job) -> None:
     assert job.run("stock_legacy_keras", runner=RUN) == 0, job.output()
     assert " horovod_partial.keras.optimizer horovod_partial.keras.callbacks " in job.notes("made")[0]
 
