@@ -46,7 +46,7 @@ def check(world: World, monkeypatch: pytest.MonkeyPatch, recipe: str, policy: st
 
 
 @keras_front_end
-@pytest.mark.one_in(14)
+@pytest.mark.one_in(16)
 @policies
 @recipes
 def test_recipe_on_tensorflow(world: World, monkeypatch: pytest.MonkeyPatch, recipe: str, policy: str) -> None:
