@@ -7,6 +7,9 @@ if(HOROVOD_PARTIAL_SANITIZE OR CMAKE_CXX_FLAGS MATCHES "--coverage")
   set(test_timeout_seconds 600) # ThreadSanitizer slows a test down 5 to 15 times, counting what runs 3 to 5 times
 endif()
 
+# Those that take longest, the longest last. They begin first: several tests run at a time, and none shall run alone at the end.
+set(longest_tests test_stalls test_monitor test_threads test_exhaustive_sharing test_exhaustive)
+
 add_custom_target(cpp_tests)
 
 if(GTest_FOUND)
@@ -21,7 +24,8 @@ if(GTest_FOUND)
     target_link_libraries(${name} PRIVATE engine heartbeat recording simulator GTest::gmock GTest::gtest_main)
     add_dependencies(cpp_tests ${name})
     add_test(NAME ${name} COMMAND ${name})
-    set_tests_properties(${name} PROPERTIES TIMEOUT ${test_timeout_seconds})
+    list(FIND longest_tests ${name} cost) # -1 for all others
+    set_tests_properties(${name} PROPERTIES TIMEOUT ${test_timeout_seconds} COST ${cost})
   endforeach()
   add_test(NAME test_engine_on_devices COMMAND test_engine)
   set_tests_properties(test_engine_on_devices PROPERTIES TIMEOUT ${test_timeout_seconds}

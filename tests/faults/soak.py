@@ -10,6 +10,7 @@ line is added, the next run goes on with the windows behind those that are in it
 
 import argparse
 import json
+import math
 import shutil
 import statistics
 import sys
@@ -43,15 +44,17 @@ class Soak:
         self._job = start("soak_worker.py", Setup(transport, ranks), self.folder)
 
     def run(self, seconds: float) -> None:
-        """Let it go on for so long, or until something is wrong; then end it."""
-        end = time.monotonic() + seconds
+        """Let it go on for so long after its first window, or until something is wrong; then end it."""
+        end = math.inf
         moved = time.monotonic()
         try:
             while not self.problems:
                 before = self.next_window
                 self._judge_windows()
                 now = time.monotonic()
-                moved = now if self.next_window > before else moved
+                if self.next_window > before:
+                    moved = now
+                    end = min(end, now + seconds)
                 if now > end:
                     (self.folder / "stop").touch()
                 if self._job.popen.poll() is not None and not self._job.left():

@@ -121,7 +121,8 @@ def _is_for_the_full_matrix(item: pytest.Item) -> bool:
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     setup = parameters.get("world") or parameters.get("job")
     marks = item.iter_markers("full_matrix")
-    return any(not mark.args or (isinstance(setup, Setup) and setup.transport in mark.args) for mark in marks)
+    where = {setup.transport, setup.framework} if isinstance(setup, Setup) else set()
+    return any(not mark.args or not where.isdisjoint(mark.args) for mark in marks)
 
 
 def _chosen(items: Sequence[pytest.Item], full: bool) -> Iterator[pytest.Item]:

@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from baselines import ADPSGD, DPSGD, Baseline, EagerSGD, LocalSGD, PushSum
 from baselines.pairs import ranks_of_sets
 
-pytestmark = process_sets
+pytestmark = [process_sets, pytest.mark.full_matrix("gloo")]
 RATE = 0.5
 
 Sets = Sequence[hvd.ProcessSet]

@@ -9,13 +9,13 @@ import keras
 import numpy as np
 import pytest
 from harness.keras_training import Slow, ended
-from harness.matrix import alone, keras_front_end
+from harness.matrix import alone, keras_front_end, mainly_on_torch
 from harness.world import World
 
 import horovod_partial.keras as hvd
 from horovod_partial.runtime import healing
 
-pytestmark = keras_front_end
+pytestmark = [keras_front_end, pytest.mark.one_in(3)]
 
 STEPS = 3  # of an epoch
 BATCH = 4
@@ -77,6 +77,7 @@ def test_broadcast_before_the_first_step(world: World) -> None:
     world.same(before.noted)
 
 
+@mainly_on_torch
 def test_broadcast_of_another_model(world: World) -> None:
     model = make_model(0)
     if world.rank == 0:
@@ -100,6 +101,7 @@ class Subclassed(keras.Model):
 
 
 @pytest.mark.parametrize("subclassed", [False, True])
+@mainly_on_torch
 def test_broadcast_of_a_model_that_its_first_batch_builds(world: World, subclassed: bool) -> None:
     model = compiled(make_model(world.rank, built=False))
     if subclassed:
@@ -110,6 +112,7 @@ def test_broadcast_of_a_model_that_its_first_batch_builds(world: World, subclass
     world.same(values(model.optimizer.variables))
 
 
+@mainly_on_torch
 def test_broadcast_leaves_local_variables_alone(world: World) -> None:
     model = compiled(make_model(world.rank))
     local = model.layers[0].kernel
@@ -150,11 +153,13 @@ def test_metrics_are_averaged(world: World) -> None:
     ],
     ids=["in steps", "a number decays", "within epochs"],
 )
+@mainly_on_torch
 def test_a_schedule(world: World, multiplier: Any, options: dict[str, Any], rates: list[float]) -> None:
     schedule = hvd.callbacks.LearningRateScheduleCallback(0.1, multiplier, **options)
     assert fit(world, compiled(make_model(0)), [schedule], epochs=len(rates))["lr"] == pytest.approx(rates)
 
 
+@mainly_on_torch
 def test_warm_up(world: World) -> None:
     warm_up = hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2)
     history = fit(world, compiled(make_model(0)), [warm_up], epochs=3)
@@ -246,6 +251,7 @@ def test_a_schedule_needs_a_rate_and_steps(world: World) -> None:
 # --- Flush, sync, statistics
 
 
+@mainly_on_torch
 def test_a_late_rank_is_told_where_it_saves_without_a_flush(world: World, tmp_path: Path) -> None:
     model = make_model(0)
     # Rounds of a flush count as missed by a rank that has nothing to deliver: a low bound on staleness would hold the others.
@@ -267,6 +273,7 @@ def test_a_late_rank_is_told_where_it_saves_without_a_flush(world: World, tmp_pa
     assert model.optimizer.flushed()
 
 
+@mainly_on_torch
 def test_an_optimizer_may_go_while_replicas_are_compared(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The garbage collector may find it at any time, and on each rank at another one."""
 
@@ -327,6 +334,7 @@ def syncing(world: World) -> tuple[keras.Model, keras.callbacks.Callback]:
     return model, callback
 
 
+@mainly_on_torch
 def test_a_sync_is_the_mean(world: World) -> None:
     model, callback = syncing(world)
     means = np.mean(np.array(world.gather(model.get_weights()[0].tolist())), 0)
@@ -335,6 +343,7 @@ def test_a_sync_is_the_mean(world: World) -> None:
 
 
 @pytest.mark.usefixtures("heals")
+@mainly_on_torch
 def test_a_late_rank_leaves_an_old_average_out(world: World) -> None:
     model, callback = syncing(world)
     callback.on_train_batch_end(0)
@@ -363,6 +372,7 @@ def test_statistics_are_those_of_the_epoch(world: World) -> None:
     assert history["staleness"] == [0.0, 0.0]
 
 
+@mainly_on_torch
 def test_statistics_do_without_buckets_that_have_ended(world: World) -> None:
     model = compiled(make_model(0), "quorum:1.0")
     fit(world, model, [])
@@ -379,6 +389,7 @@ def test_statistics_do_without_buckets_that_have_ended(world: World) -> None:
     assert logs == {"late": 0.0, "fresh": float(world.size), "staleness": 0.0}
 
 
+@mainly_on_torch
 def test_there_are_no_statistics_under_full(world: World) -> None:
     assert "late" not in fit(world, compiled(make_model(0)), [hvd.callbacks.PartialStatsCallback()])
 
@@ -400,6 +411,7 @@ def test_a_loaded_model_goes_on(world: World, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sync", ["solo", pytest.param("full", marks=LONG)])
+@mainly_on_torch
 def test_a_schedule_goes_on_where_it_was_saved(world: World, tmp_path: Path, sync: str) -> None:
     """Also under another policy. For Keras the file is one of its own."""
     model = make_model(0)
@@ -427,6 +439,7 @@ def test_there_are_no_legacy_optimizers(world: World, tmp_path: Path) -> None:
         hvd.load_model(tmp_path / "model.keras", legacy_opts=True)
 
 
+@mainly_on_torch
 def test_the_best_model_of_one_rank_is_saved(world: World, tmp_path: Path) -> None:
     best = hvd.callbacks.BestModelCheckpoint(monitor="loss", save_weights_only=True)
     model = compiled(make_model(0))
@@ -447,6 +460,7 @@ def test_there_are_no_global_variables(world: World) -> None:
 
 
 @pytest.mark.parametrize("sync", ["full", "quorum:1.0"])
+@mainly_on_torch
 def test_a_rank_that_has_made_another_model(world: World, sync: str) -> None:
     """Keras numbers layers through the process, and so differently from here on."""
     if world.rank == 0:

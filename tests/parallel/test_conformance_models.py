@@ -18,7 +18,7 @@ from harness.world import World
 from horovod_partial import _core
 from horovod_partial.policies import Butterfly, GroupAverage, PartialReduce, Schedule, WeightedAverage
 
-pytestmark = pytest.mark.launch(full_ranks=(4, 8))
+pytestmark = [pytest.mark.launch(full_ranks=(4, 8)), pytest.mark.full_matrix("gloo")]
 
 ATOL = {"float16": 2e-3, "bfloat16": 1e-2}
 

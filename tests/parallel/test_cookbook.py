@@ -24,6 +24,7 @@ NEEDS = {"accelerate_loop": "accelerate", "lightning_loop": "lightning"}  # besi
 CASES = [(recipe, policy) for recipe in RECIPES for policy in OTHER_POLICIES.get(recipe, POLICIES)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("recipe", "policy"), CASES)
 def test_recipe(world: World, monkeypatch: pytest.MonkeyPatch, recipe: str, policy: str) -> None:
     if package := NEEDS.get(recipe):

@@ -46,7 +46,7 @@ def check(world: World, monkeypatch: pytest.MonkeyPatch, recipe: str, policy: st
 
 
 @keras_front_end
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(16)
 @policies
 @recipes
 def test_recipe_on_tensorflow(world: World, monkeypatch: pytest.MonkeyPatch, recipe: str, policy: str) -> None:
@@ -54,6 +54,7 @@ def test_recipe_on_tensorflow(world: World, monkeypatch: pytest.MonkeyPatch, rec
 
 
 @keras_on_torch
+@pytest.mark.one_in(2)
 @policies
 @recipes
 def test_recipe_on_torch(world: World, monkeypatch: pytest.MonkeyPatch, recipe: str, policy: str) -> None:

@@ -278,6 +278,7 @@ def test_the_data_goes_on_when_the_optimizer_gets_parameters(world: World) -> No
 
 @pytest.mark.parametrize("sync", ["full", "quorum:1.0", "majority", "work_sharing", "group_average:2"])
 @pytest.mark.parametrize("kind", ["loader", "own data"])
+@pytest.mark.one_in(2)
 def test_one_loop_serves_every_policy(world: World, sync: str, kind: str) -> None:
     passes = 1 if sync == "group_average:2" else PASSES
     inputs = torch.randn(12 * world.size * BATCH_SIZE, 3, generator=torch.Generator().manual_seed(0))

@@ -53,6 +53,7 @@ def test_i5_full_equals_horovod(world: World, sync: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"max_grad_norm": 0.5}, {"backward_passes_per_step": 2}], ids=str)
+@pytest.mark.full_matrix("gloo")
 def test_steps_that_a_scaler_skips(world: World, options: dict[str, Any]) -> None:
     """Horovod's flag of reduced gradients stays up behind them, so that the next ones would not be reduced."""
     model = torch.nn.Linear(4, 2)
@@ -80,6 +81,7 @@ def test_steps_that_a_scaler_skips(world: World, options: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize(("sync", "recipe"), [("full", "PyTorch's"), ("full", "Horovod's"), ("majority", "Horovod's")])
 @pytest.mark.parametrize("options", [{}, {"fused": True}], ids=["plain", "fused"])
+@pytest.mark.full_matrix("gloo")
 def test_a_scaler_that_the_optimizer_does_not_know(world: World, sync: str, recipe: str, options: dict) -> None:
     """Horovod's recipe works with `Full`. Else every rank raises before anything is applied."""
     model = torch.nn.Linear(4, 2)

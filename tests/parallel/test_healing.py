@@ -162,7 +162,7 @@ PARTED: list[Callable[[Loop], None]] = [warms_up, clamps, begins_with_another_mo
 
 
 @pytest.mark.usefixtures("heals")
-@pytest.mark.parametrize("policy", ["majority", "solo"])
+@pytest.mark.parametrize("policy", ["majority", pytest.param("solo", marks=pytest.mark.full_matrix)])
 @pytest.mark.parametrize("part", PARTED, ids=[part.__name__ for part in PARTED])
 def test_a_flush_heals(world: World, part: Callable[[Loop], None], policy: str) -> None:
     loop = Loop(world, policy)

@@ -188,6 +188,7 @@ def test_shutdown_then_init(job: Job) -> None:
     assert set(job.notes("plans").values()) == {repr([number >= 2 for _ in range(2) for number in range(5)])}
 
 
+@pytest.mark.full_matrix("gloo")
 def test_a_rank_whose_optimizer_is_gone_tells_what_it_lacks(job: Job) -> None:
     assert job.run("local_optimizer") == 0, job.output()
     assert len(set(job.notes("weight").values())) > 1

@@ -6,7 +6,7 @@ import keras
 import pytest
 import tensorflow as tf
 from harness.keras_training import MAKERS, SAMPLES, as_one, close, make_model, on_time, sgd, state, stepper, sync_of
-from harness.matrix import alone, keras_front_end
+from harness.matrix import alone, keras_front_end, long_cases
 from harness.trainers import EVERYBODY, batch
 from harness.world import World
 
@@ -79,7 +79,7 @@ def test_tensorflow_checkpoint(world: World, tmp_path: Path) -> None:
 # --- Errors -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["full", "solo", "group", "ready", "weighted"])
+@pytest.mark.parametrize("policy", ["full", "solo", *long_cases("group", "ready", "weighted")])
 def test_xla_is_refused(world: World, policy: str) -> None:
     model = make_model()
     model.compile(DistributedOptimizer(sgd(), sync=sync_of(policy)), "mse", jit_compile=True)

@@ -30,14 +30,14 @@ from harness.keras_training import (
     sync_of,
     weights,
 )
-from harness.matrix import alone, keras_front_end
+from harness.matrix import alone, keras_front_end, mainly_on_torch
 from harness.trainers import EVERYBODY, batch, joined
 from harness.world import World
 
 import horovod_partial.keras as hvd
 
 # Graphs take longer to trace than to run; on PyTorch, which is quick, all cases are run.
-pytestmark = [keras_front_end, pytest.mark.one_in(3)]
+pytestmark = [keras_front_end, pytest.mark.one_in(6)]
 
 # A module that takes these tests has its own.
 GRAPHS = {"eager": False, "graph": True}
@@ -138,6 +138,7 @@ def test_options(world: World, policy: str, option: str) -> None:
 
 
 @on_time
+@mainly_on_torch
 def test_constraint(world: World, policy: str) -> None:
     options = {"kernel_constraint": keras.constraints.UnitNorm()}
     model = make_model(**options)
@@ -200,6 +201,7 @@ def test_accumulated_gradients(world: World, policy: str, kind: str) -> None:
 
 @pytest.mark.usefixtures("heals")
 @pytest.mark.parametrize("passes", [1, 2])
+@mainly_on_torch
 def test_ranks_that_begin_with_different_models_are_told(
     world: World, graph: bool, passes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -379,6 +381,7 @@ def test_configuration_of_backward_passes(world: World) -> None:
     assert as_one(world, model, sgd, 2, scale=2.0, passes=2)
 
 
+@mainly_on_torch
 def test_two_wrappers_of_one_optimizer(world: World) -> None:
     """Each has its own operation; they share the optimizer's state."""
     weight = keras.Variable(np.zeros(2))
@@ -406,6 +409,7 @@ def fit(model: keras.Model, world: World, graph: bool, optimizer: Any) -> list[s
 
 
 @pytest.mark.parametrize("policy", ["majority", pytest.param("full", marks=LONG), pytest.param("solo", marks=LONG)])
+@mainly_on_torch
 def test_layers_are_frozen_and_unfrozen(world: World, policy: str, graph: bool) -> None:
     """After a flush. What is unfrozen needs an optimizer that has state for it."""
     model = make_model()
@@ -436,6 +440,7 @@ def test_layers_are_frozen_and_unfrozen(world: World, policy: str, graph: bool) 
 
 
 @pytest.mark.parametrize("policy", MODELS)
+@mainly_on_torch
 def test_layers_that_are_frozen_under_policies_of_models(world: World, policy: str) -> None:
     model = make_model()
     optimizer = hvd.DistributedOptimizer(sgd(), sync=sync_of(policy))
@@ -455,6 +460,7 @@ def test_layers_that_are_frozen_under_policies_of_models(world: World, policy: s
 
 @pytest.mark.usefixtures("heals")
 @pytest.mark.parametrize("anew", [False, True], ids=["same", "new"])
+@mainly_on_torch
 def test_layers_that_are_frozen_without_a_flush(world: World, anew: bool, graph: bool) -> None:
     """Ranks apply the rounds of both optimizers, or of both sets of variables, in different orders, until they flush."""
     model = make_model()
@@ -474,6 +480,7 @@ def test_layers_that_are_frozen_without_a_flush(world: World, anew: bool, graph:
 
 @pytest.mark.usefixtures("heals")
 @pytest.mark.parametrize("flushes", [False, True], ids=["bare", "flushed"])
+@mainly_on_torch
 def test_a_learning_rate_that_changes_between_epochs(world: World, flushes: bool) -> None:
     """Ranks are in different rounds then, unless they have flushed; a flush makes them equal again."""
     model = make_model()

@@ -37,6 +37,7 @@ def one(value: int = 1) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.full_matrix("gloo")
 def test_three_times_as_many_steps(world: World, policy: str) -> None:
     """The others wait in a flush meanwhile: the slow ranks go on alone, and everything is delivered."""
     steps = 30 if world.rank == 0 else 10
@@ -97,6 +98,7 @@ def test_one_joined_rank_in_a_full_round(world: World) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.full_matrix("gloo")
 def test_evaluation_on_rank_0_only(world: World, policy: str) -> None:
     """The others train on meanwhile; a quorum that needs rank 0 waits for it no longer than it takes."""
     model, optimizer = make(policy)
@@ -152,8 +154,9 @@ def test_a_thread_that_waits_in_its_bucket_says_nothing_of_another_threads(world
 
 
 @every_policy
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("busy", [0, 1])
+@pytest.mark.full_matrix("gloo")
 def test_ranks_take_unequal_numbers_of_steps(world: World, policy: str, busy: int) -> None:
     model, optimizer = make(policy)
     train(world, optimizer, model, 25 if world.rank == busy else 8)
@@ -162,6 +165,8 @@ def test_ranks_take_unequal_numbers_of_steps(world: World, policy: str, busy: in
 
 @pytest.mark.usefixtures("heals")
 @every_policy
+@pytest.mark.full_matrix("gloo")
+@pytest.mark.one_in(2)
 def test_join_of_an_optimizer(world: World, policy: str) -> None:
     model, optimizer = make(policy)
     train(world, optimizer, model, 5 + 6 * (world.rank == 1))
@@ -172,6 +177,7 @@ def test_join_of_an_optimizer(world: World, policy: str) -> None:
 
 @every_policy
 @pytest.mark.one_in(2)
+@pytest.mark.full_matrix("gloo")
 def test_a_barrier_after_every_epoch(world: World, policy: str) -> None:
     """Ranks that wait in a collective of Horovod cannot come to a round: it closes without them."""
     model, optimizer = make(policy)
@@ -183,6 +189,7 @@ def test_a_barrier_after_every_epoch(world: World, policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["solo", "group", "ring", "ready"])
+@pytest.mark.full_matrix("gloo")
 def test_rounds_are_a_common_clock(world: World, policy: str) -> None:
     """Stopping by rounds: all ranks stop when the work is done, whoever did it."""
     model, optimizer = make(policy)

@@ -58,7 +58,7 @@ def learns(world: World, model: torch.nn.Module, bare: torch.optim.Optimizer, st
     return optimizer
 
 
-@pytest.mark.parametrize("make", ["momentum", "adam"])
+@pytest.mark.parametrize("make", ["adam", pytest.param("momentum", marks=pytest.mark.full_matrix)])
 @policies
 def test_learns(world: World, policy: str, make: str) -> None:
     torch.manual_seed(world.rank)
@@ -174,6 +174,7 @@ overlaps = pytest.mark.parametrize("overlap", [True, "gradient"])
 @pytest.mark.parametrize("way", ["no_grad", "data", "in place"])
 @overlaps
 @kinds
+@pytest.mark.one_in(4)
 def test_a_change_that_an_average_would_overwrite(world: World, policy: str, overlap: bool | str, way: str) -> None:
     model, optimizer = wrapped(overlapping(policy, overlap), "sgd")
 
@@ -235,6 +236,7 @@ def test_a_state_that_one_rank_loads_beside_an_average(world: World, policy: str
 @pytest.mark.parametrize("then", ["flush", "join", "a new optimizer"])
 @overlaps
 @kinds
+@pytest.mark.one_in(4)
 def test_what_comes_after_an_average_finds_it(world: World, policy: str, overlap: bool | str, then: str) -> None:
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.constant_(model.weight, float(world.rank))

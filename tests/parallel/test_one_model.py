@@ -110,6 +110,7 @@ class Training(Classifier):
 
 
 @pytest.mark.parametrize(("optimizer", "case"), CASES, ids=["-".join(map(str, [n, *c.values()])) for n, c in CASES])
+@pytest.mark.one_in(2)
 def test_replicas_are_equal(world: World, optimizer: str, case: dict[str, Any]) -> None:
     print(f"pairwise design from seed {SEED}")
     training = Training(world, optimizer, case)
@@ -209,6 +210,7 @@ class Modal(torch.optim.SGD):
 
 @pytest.mark.parametrize("mode", ["eval", "at once", "halfway"])
 @pytest.mark.parametrize("place", PLACES)
+@pytest.mark.one_in(4)
 def test_a_wait_outside_of_training_leaves_rounds_to_the_next_step(world: World, place: str, mode: str) -> None:
     """A step raises nothing in the wait, and no round is lost or applied twice, unless a step has failed halfway."""
     make = lambda parameters: Modal([{"params": list(parameters), "train_mode": True}], lr=0.05, momentum=0.9)
@@ -562,6 +564,7 @@ def test_schedules_that_cannot_follow(world: World) -> None:
 
 @pytest.mark.parametrize("missed", ["replay", "latest"])
 @pytest.mark.parametrize("policy", ["solo", "majority", "full", "group_average:2"])
+@pytest.mark.one_in(3)
 def test_a_schedule_ends_with_the_steps(world: World, policy: str, missed: str) -> None:
     """Ranks that are late make more rounds than steps; a schedule of so many steps takes them all the same."""
     steps = 12

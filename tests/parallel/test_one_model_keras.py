@@ -18,7 +18,7 @@ from harness.world import World, paced
 import horovod_partial.keras as hvd
 
 # Graphs take long to trace.
-pytestmark = [keras_front_end, pytest.mark.one_in(5)]
+pytestmark = [keras_front_end, pytest.mark.one_in(10)]
 
 LONG = pytest.mark.full_matrix
 

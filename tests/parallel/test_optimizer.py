@@ -436,6 +436,7 @@ def test_wrapping_an_optimizer_of_horovods(world: World, second: str) -> None:
 @pytest.mark.parametrize("policy", ["full", "solo", EVERYBODY, *KINDS])
 @pytest.mark.parametrize("module", [hvd, horovod.torch], ids=["ours", "horovod"])
 @pytest.mark.parametrize("make", ["momentum", "adam"])
+@pytest.mark.one_in(5)
 def test_broadcast_optimizer_state(world: World, policy: str, module: Any, make: str) -> None:
     model = make_model(world.rank)
     bare = MAKERS[make](model)

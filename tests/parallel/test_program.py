@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness.matrix import long_cases
 from harness.whole_jobs import PROGRAMS, Job
 
 from horovod_partial.insight import recording
@@ -35,6 +36,7 @@ def has_rounds(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("what", ["ends", pytest.param("exits", marks=pytest.mark.full_matrix)])
+@pytest.mark.full_matrix("gloo")
 def test_torch(job: Job, folder: Path, what: str) -> None:
     assert run(job, folder, "stock_torch", what) == 0, job.output()
     modules = "horovod_partial.torch.optimizer horovod_partial.torch.operations horovod.torch.mpi_ops"
@@ -84,6 +86,11 @@ def test_legacy_keras_is_left_to_horovod(job: Job) -> None:
         "horovod._keras horovod.tensorflow.keras horovod.tensorflow.keras.callbacks horovod_partial.runtime.runtime"
     )
     assert job.notes("made") == dict.fromkeys(range(job.setup.ranks), modules)
+
+
+@pytest.mark.launch(framework="tensorflow", ranks=(2,))
+@pytest.mark.full_matrix
+def test_legacy_keras_under_a_partial_policy(job: Job) -> None:
     assert job.run("stock_legacy_keras", runner=RUN) == 0, job.output()
     assert " horovod_partial.keras.optimizer horovod_partial.keras.callbacks " in job.notes("made")[0]
 
@@ -92,9 +99,7 @@ TAPE, FIT = ("stock_tensorflow",), ("stock_keras", "horovod.tensorflow.keras")
 
 
 @pytest.mark.launch(framework="tensorflow", ranks=(2,))
-@pytest.mark.parametrize(
-    "program", [TAPE, FIT, pytest.param((*FIT, "no-callbacks"), marks=pytest.mark.full_matrix)], ids=" ".join
-)
+@pytest.mark.parametrize("program", [FIT, *long_cases(TAPE, (*FIT, "no-callbacks"))], ids=" ".join)
 @pytest.mark.full_matrix("gloo")
 def test_programs_that_stock_horovod_cannot_run_on_keras_3(job: Job, program: tuple[str, ...]) -> None:
     if "no-callbacks" in program:

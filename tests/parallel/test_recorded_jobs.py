@@ -90,7 +90,7 @@ def test_who_made_the_micro_batches_shows(job: Job, folder: Path) -> None:
 
 @FOR_GLOO
 @pytest.mark.launch(framework="tensorflow")
-@pytest.mark.parametrize("policy", ["full", "majority"])
+@pytest.mark.parametrize("policy", ["majority", pytest.param("full", marks=pytest.mark.full_matrix)])
 def test_keras(job: Job, folder: Path, policy: str) -> None:
     recorded = record(job, folder, "train_keras", policy, "flushed")
     found = steps_of(recorded)
@@ -110,6 +110,7 @@ def test_averages_of_models(job: Job, folder: Path, policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["majority", pytest.param("full", marks=pytest.mark.full_matrix)])
+@pytest.mark.full_matrix("gloo")
 def test_a_rank_that_is_killed_leaves_a_recording(job: Job, folder: Path, policy: str) -> None:
     job.start("recorded", policy, "0", "for_ever", HOROVOD_PARTIAL_RECORD=str(folder))
 
@@ -156,7 +157,7 @@ def test_a_folder_that_cannot_be_made_does_not_end_the_training(job: Job, tmp_pa
     assert len(job.notes("ended")) == 3
 
 
-@pytest.mark.full_matrix("gloo")
+@pytest.mark.full_matrix  # in the default run the next test records one
 def test_an_unedited_program_is_recorded(job: Job, folder: Path) -> None:
     job.start("stock_torch", "ends", runner=("-m", "horovod_partial", "run", "--record", str(folder)))
     assert job.wait() == 0, job.output()

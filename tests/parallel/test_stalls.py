@@ -45,7 +45,11 @@ def test_one_is_asleep_and_one_is_stopped(job: Job, policy: str) -> None:
 @pytest.mark.full_matrix("gloo")
 @pytest.mark.parametrize(
     ("policy", "what"),
-    [("full", "asleep"), ("majority", "asleep"), *(pytest.param("solo", what, marks=LONG) for what in OTHERS_WAIT)],
+    [
+        pytest.param("majority", "asleep", marks=LONG),
+        ("full", "asleep"),
+        *(pytest.param("solo", what, marks=LONG) for what in OTHERS_WAIT),
+    ],
 )
 def test_one_is_asleep(job: Job, policy: str, what: str) -> None:
     start(job, policy, what, **COORDINATOR_TOO)

@@ -29,7 +29,7 @@ import horovod_partial.tensorflow as hvd
 from horovod_partial import _core
 from horovod_partial.tensorflow.gradients import native
 
-pytestmark = [pytest.mark.launch(framework="tensorflow", **FRONT_END), pytest.mark.one_in(3)]
+pytestmark = [pytest.mark.launch(framework="tensorflow", **FRONT_END), pytest.mark.one_in(6)]
 
 FRONT = front_of("eager")
 modes = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])

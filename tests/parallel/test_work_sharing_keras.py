@@ -9,13 +9,13 @@ import keras
 import numpy as np
 import pytest
 from harness.keras_training import close, flat, make_model, weights
-from harness.matrix import keras_front_end
+from harness.matrix import keras_front_end, mainly_on_torch
 from harness.world import World
 
 import horovod_partial.keras as hvd
 from horovod_partial.keras.dynamic_sharding import DynamicShardingDataset
 
-pytestmark = [keras_front_end, pytest.mark.one_in(3)]  # graphs take long to trace
+pytestmark = [keras_front_end, pytest.mark.one_in(6)]  # graphs take long to trace
 
 PASSES, BATCH, UPDATES = 2, 3, 4
 on_tensorflow = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="of TensorFlow")
@@ -135,6 +135,7 @@ def test_weights_are_those_of_synchronous_training_and_equal_on_all_ranks(world:
     assert made[1][1] <= UPDATES  # one of each update at most
 
 
+@mainly_on_torch
 def test_half_precision_travels_and_is_averaged(world: World) -> None:
     model, _, dataset = training(world, compression=hvd.Compression.fp16)
     model.fit(dataset, epochs=2, verbose=0)
@@ -142,6 +143,7 @@ def test_half_precision_travels_and_is_averaged(world: World) -> None:
     assert close(weights(model), weights(reference(world, MAKERS["sgd"])), 1e-2)
 
 
+@mainly_on_torch
 def test_each_sample_comes_once_also_where_an_epoch_is_left_early(world: World) -> None:
     x, _ = data(world)
     numbers = np.arange(len(x), dtype="float32").reshape(-1, 1)
@@ -249,6 +251,7 @@ def test_items_of_a_pydataset_are_micro_batches(world: World, sync: str) -> None
 
 
 @pytest.mark.parametrize("sync", ["full", "quorum:1.0"])
+@mainly_on_torch
 def test_the_same_program_without_work_sharing(world: World, sync: str) -> None:
     optimizer = wrap(MAKERS["sgd"], sync=sync)
     model = compiled(optimizer)
@@ -266,6 +269,7 @@ def test_the_same_program_without_work_sharing(world: World, sync: str) -> None:
 
 
 @pytest.mark.parametrize("sync", ["work_sharing", "full"])
+@mainly_on_torch
 def test_the_data_follows_a_restored_training(world: World, tmp_path: Path, sync: str) -> None:
     folder = world.same(world.gather(str(tmp_path))[0])
 
@@ -345,6 +349,7 @@ def test_wrong_arguments(world: World, make: Callable[[], Any], message: str) ->
         make()
 
 
+@mainly_on_torch
 def test_local_variables_are_refused(world: World) -> None:
     optimizer = wrap()
     model = compiled(optimizer)
@@ -368,6 +373,7 @@ class AtEnd(keras.callbacks.Callback):
         self.epoch(epoch)
 
 
+@mainly_on_torch
 def test_metrics_of_a_rank_that_has_made_nothing_do_not_count(world: World) -> None:
     model, _, dataset = training(world)
     history = model.fit(dataset, epochs=2, callbacks=[hvd.callbacks.MetricAverageCallback()], verbose=0)
@@ -381,6 +387,7 @@ def test_metrics_of_a_rank_that_has_made_nothing_do_not_count(world: World) -> N
     assert logs == {"loss": 3.0, "val_loss": 2.0}
 
 
+@mainly_on_torch
 def test_replicas_that_began_apart_are_told_and_healed(world: World, caplog: pytest.LogCaptureFixture) -> None:
     model, optimizer, dataset = training(world)
     if world.rank == 1:
@@ -392,6 +399,7 @@ def test_replicas_that_began_apart_are_told_and_healed(world: World, caplog: pyt
     world.same(flat(model))
 
 
+@mainly_on_torch
 def test_what_is_left_early_is_not_forgotten(world: World) -> None:
     model, optimizer, dataset = training(world)
 
@@ -408,6 +416,7 @@ def test_what_is_left_early_is_not_forgotten(world: World) -> None:
     assert dataset.epoch == 1
 
 
+@mainly_on_torch
 def test_a_model_must_be_built_before_it_is_broadcast(world: World) -> None:
     optimizer = wrap(MAKERS["sgd"])
     model = keras.Sequential([keras.layers.Dense(2)])
@@ -418,6 +427,7 @@ def test_a_model_must_be_built_before_it_is_broadcast(world: World) -> None:
         callback.on_train_begin()
 
 
+@mainly_on_torch
 def test_the_number_of_passes_is_saved_with_the_model(world: World, tmp_path: Path) -> None:
     optimizer = hvd.DistributedOptimizer(
         keras.optimizers.SGD(0.05, gradient_accumulation_steps=PASSES), sync="work_sharing"
@@ -433,6 +443,7 @@ def test_the_number_of_passes_is_saved_with_the_model(world: World, tmp_path: Pa
     world.same(flat(loaded))
 
 
+@mainly_on_torch
 def test_variables_without_a_gradient_are_left_alone(world: World) -> None:
     inputs = keras.Input((4,))
     model = keras.Model(inputs, [keras.layers.Dense(2)(inputs), keras.layers.Dense(1, name="unused")(inputs)])
@@ -445,6 +456,7 @@ def test_variables_without_a_gradient_are_left_alone(world: World) -> None:
     world.same(flat(model))
 
 
+@mainly_on_torch
 def test_a_flush_between_a_batch_and_its_step_is_an_error(world: World) -> None:
     model, optimizer, dataset = training(world)
     batches = iter(dataset)

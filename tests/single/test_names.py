@@ -85,36 +85,11 @@ def differences_everywhere() -> dict[str, str]:
     return {path: what for front_end in FRONT_ENDS for path, what in differences(front_end).items()}
 
 
-def run_apart(function: str) -> Any:
-    """What a function of this file returns in a process of its own, which imports all front ends."""
-    program = f"import json, test_names; print(json.dumps(test_names.{function}()))"
-    done = run_command(sys.executable, "-c", program, seconds=110, cwd="tests/single")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_every_name_of_horovods_is_here() -> None:
-    found = run_apart("differences_everywhere")
-    assert {name: what for name, what in found.items() if name not in DELIBERATE} == {}
-    assert set(DELIBERATE) == set(found)
-
-
 def own_names() -> dict[str, list[str]]:
     """By front end, what it offers beside the names of Horovod's front ends."""
     ours = {front_end: importlib.import_module(f"horovod_partial.{front_end}").__all__ for front_end in FRONT_ENDS}
     theirs = {name for front_end in FRONT_ENDS for name in dir(importlib.import_module(f"horovod.{front_end}"))}
     return {front_end: sorted(set(names) - theirs) for front_end, names in ours.items()}
-
-
-def test_own_names_are_few_and_in_the_reference_with_an_example() -> None:
-    reference = Path("docs/api.md").read_text()
-    examples = "".join(re.findall(r"^```python\n(.*?)^```", reference, re.DOTALL | re.MULTILINE))
-    for front_end, names in run_apart("own_names").items():
-        assert len(names) <= 28, f"{front_end} has {len(names)} names of its own"
-        for name in names:
-            is_described = re.search(rf"^\.\. auto\w+:: {name}$", reference, re.MULTILINE)
-            assert is_described, f"{front_end}.{name} is not described"
-            assert re.search(rf"\bhvd\.{name}\b", examples), f"{front_end}.{name} has no example"
 
 
 def listed_names() -> dict[str, list[str]]:
@@ -123,8 +98,39 @@ def listed_names() -> dict[str, list[str]]:
     return {front_end: sorted(set(dir(module)) - set(module.__all__)) for front_end, module in ours.items()}
 
 
-def test_users_are_shown_public_names_only() -> None:
-    assert all(names == [] for names in run_apart("listed_names").values())
+def everything() -> dict[str, Any]:
+    """What the tests ask of the front ends. First what looks at one after the other: a module that another imports is a name, too."""
+    return {"differences": differences_everywhere(), "own": own_names(), "listed": listed_names()}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """What `everything` returns in a process of its own, which imports all front ends."""
+    program = "import json, test_names; print(json.dumps(test_names.everything()))"
+    done = run_command(sys.executable, "-c", program, seconds=110, cwd="tests/single")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_name_of_horovods_is_here(found: dict[str, Any]) -> None:
+    differences = found["differences"]
+    assert {name: what for name, what in differences.items() if name not in DELIBERATE} == {}
+    assert set(DELIBERATE) == set(differences)
+
+
+def test_own_names_are_few_and_in_the_reference_with_an_example(found: dict[str, Any]) -> None:
+    reference = Path("docs/api.md").read_text()
+    examples = "".join(re.findall(r"^```python\n(.*?)^```", reference, re.DOTALL | re.MULTILINE))
+    for front_end, names in found["own"].items():
+        assert len(names) <= 28, f"{front_end} has {len(names)} names of its own"
+        for name in names:
+            is_described = re.search(rf"^\.\. auto\w+:: {name}$", reference, re.MULTILINE)
+            assert is_described, f"{front_end}.{name} is not described"
+            assert re.search(rf"\bhvd\.{name}\b", examples), f"{front_end}.{name} has no example"
+
+
+def test_users_are_shown_public_names_only(found: dict[str, Any]) -> None:
+    assert all(names == [] for names in found["listed"].values())
 
 
 def test_a_module_that_horovod_has_holds_our_functions() -> None:

@@ -238,7 +238,7 @@ FRONTS: dict[str, dict[str, Any]] = {
     "graph": {"framework": "tensorflow", **FRONT_END},
 }
 # To trace a graph takes longer than to run it. In eager code an operation is that of a graph of its own.
-MARKS = {"eager": pytest.mark.full_matrix, "graph": pytest.mark.one_in(3)}
+MARKS = {"eager": pytest.mark.full_matrix, "graph": pytest.mark.one_in(6)}
 
 
 @functools.cache

@@ -28,6 +28,8 @@ front_end = pytest.mark.launch(**FRONT_END)
 WITH_TWO_RANKS = {**OVER_MPI, "ranks": (2,), "full_ranks": (2, 4)}
 keras_front_end = pytest.mark.launch(**WITH_TWO_RANKS, framework="tensorflow")
 keras_on_torch = pytest.mark.launch(**WITH_TWO_RANKS)
+# Of Keras's tests on both backends: `make test` has this one on PyTorch, where no graph has to be traced.
+mainly_on_torch = pytest.mark.full_matrix("tensorflow")
 
 
 def long_cases(*values: Any) -> list[Any]:

@@ -615,7 +615,7 @@ TRAINERS: dict[str, dict[str, Any]] = {
 }
 _LONG = ("keras_eager", "tape_eager")
 _TRACED = ("keras_graph", "tape_graph")
-MARKS = dict.fromkeys(_LONG, pytest.mark.full_matrix) | dict.fromkeys(_TRACED, pytest.mark.one_in(3))
+MARKS = dict.fromkeys(_LONG, pytest.mark.full_matrix) | dict.fromkeys(_TRACED, pytest.mark.one_in(6))
 
 optimizers = pytest.mark.trainers("torch", "keras_torch", "keras_eager", "keras_graph")
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from common import FOLDER, RANK, note
@@ -27,6 +28,20 @@ class Batches(IterableDataset[torch.Tensor]):
             yield torch.randn(4, 8)
 
 
+def shared_updates(optimizer: Any) -> Iterator[int]:
+    """The update of each micro-batch. No rank makes a second one of an update before all ranks have begun their first.
+
+    Otherwise a rank that a busy machine keeps waiting for milliseconds would find that the others have made all of them.
+    """
+    begun = -1
+    while (update := optimizer.rounds) < steps:
+        while update == begun and not all((FOLDER / f"begun.{update}.{rank}").exists() for rank in range(hvd.size())):
+            time.sleep(0.001)
+        (FOLDER / f"begun.{update}.{RANK}").touch()
+        begun = update
+        yield update
+
+
 def train(recorded_from: int | None) -> None:
     torch.manual_seed(0)
     width = 1 << 16 if what == "large" else 16
@@ -39,8 +54,7 @@ def train(recorded_from: int | None) -> None:
 
     def numbers() -> Iterator[int]:
         if policy == "work_sharing":
-            while optimizer.rounds < steps:
-                yield optimizer.rounds
+            yield from shared_updates(optimizer)
         elif what == "for_ever":
             yield from itertools.count()
         else:
