@@ -2,8 +2,8 @@
 
 `python tools/mutants.py DIRECTORY INFO` works on a copy of the sources in DIRECTORY, so that the checkout stays as it
 is; INFO is what tools/horovod_info.py has written. A defect is caught by a test that fails, crashes or does not end in
-time: an executable in C++, or a file of tests/single in Python, which needs the extensions of the checkout. Every test
-that the list names for a defect must catch it.
+time: an executable in C++; in Python a file of tests/single, or one test of tests/parallel. Those in Python need the
+extensions of the checkout. Every test that the list names for a defect must catch it.
 """
 
 import argparse
@@ -20,8 +20,8 @@ import tomllib
 TOP = Path(__file__).resolve().parent.parent
 LISTS = (TOP / "tests" / "cpp" / "mutants.toml", TOP / "tests" / "single" / "mutants.toml")
 SOURCES = (
-    *("CMakeLists.txt", "cmake", "cpp", "tests/cpp", "tests/parallel/doubles/gpu"),
-    *("horovod_partial", "pyproject.toml", "tests/conftest.py", "tests/single"),
+    *("CMakeLists.txt", "cmake", "cpp", "tests/cpp"),
+    *("horovod_partial", "pyproject.toml", "tests/conftest.py", "tests/single", "tests/parallel"),
     *("README.md", "docs", "benchmarks", "examples"),  # for the test of pages
 )
 SHORTEST_LIMIT_SECONDS = 60
@@ -131,7 +131,7 @@ class Interpreter:
         """Do nothing."""
 
     def run(self, test: str, limit: float | None = None) -> str:
-        """Run a file of tests: see `outcome_of`."""
+        """Run a file of tests, or a single test: see `outcome_of`."""
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", test]
         environment = os.environ | {"PYTHONPATH": str(self._directory), "PYTHONDONTWRITEBYTECODE": "1"}
         return outcome_of(command, limit, cwd=self._directory, env=environment)

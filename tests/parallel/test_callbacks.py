@@ -71,8 +71,9 @@ def test_broadcast_before_the_first_step(world: World) -> None:
     if world.rank == 0:
         make_model(0)
     model = compiled(make_model(world.rank))
-    model.optimizer.all_variables[-1].assign(world.rank)  # by how much rounds are ahead of steps
-    before = Before(lambda: values([*model.weights, *model.optimizer.all_variables]))
+    (ahead,) = model.optimizer._horovod_steps.variables  # by how much rounds are ahead of steps
+    ahead.assign(world.rank)
+    before = Before(lambda: values([*model.weights, *model.optimizer.variables, ahead]))
     fit(world, model, [hvd.callbacks.BroadcastGlobalVariablesCallback(1), before])
     world.same(before.noted)
 

@@ -57,6 +57,13 @@ def test_of_what_is_near_the_fastest_the_one_with_the_fewest_late_gradients_is_c
     assert found.unsplit == min(near, key=lambda one: one.late)
     assert found.unsplit.policy != "full"
     assert f"If a step cannot be split, this holds: HOROVOD_PARTIAL_SYNC={found.unsplit.policy}" in found.text
+    full = found.predictions[0].seconds / found.unsplit.seconds
+    told = re.search(
+        r"is the policy to have: the program is predicted to be (\S+) times .* (\d+)% of the gradients", found.text
+    )
+    assert told is not None
+    assert [float(number) for number in told.groups()] == pytest.approx([full, 100 * found.unsplit.late], abs=0.5)
+    assert float(told[1]) == pytest.approx(full, abs=0.01)
     assert "a Transformer with Adam or Muon did not: if the job has one of these, pass --optimizer" in found.text
     assert "BalancedBatchSampler" not in found.text
 
@@ -233,6 +240,9 @@ def test_intervals_hold_the_time_and_grow_with_the_spread() -> None:
         assert one.interval[0] <= one.seconds <= one.interval[1]
     widths = [(one.interval[1] - one.interval[0]) / one.seconds for one in (steady[0], spread[0])]
     assert widths[0] < 0.02 < widths[1]
+    longest = heavy.max(axis=1)  # under Full() a step takes as long as its slowest rank
+    expected = 2 * 1.96 * longest.std() / np.sqrt(len(longest)) / longest.mean()
+    assert widths[1] == pytest.approx(expected, rel=0.4)
 
 
 def test_staleness_is_told(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """Which samples each micro-batch of `DynamicShardingSampler` has."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks import Ranks
 from torch.utils.data import BatchSampler, DistributedSampler
 
+from horovod_partial.torch import micro_batches
 from horovod_partial.torch.dynamic_sharding import DynamicShardingSampler
 
 
@@ -110,3 +113,20 @@ def test_refuses_wrong_states() -> None:
     for state in ({}, {"epoch": 1}, None, {"epoch": 0, "update": 0, "samples": "0"}):
         with pytest.raises(ValueError, match="state_dict must be one of a DynamicShardingSampler"):
             sampler.load_state_dict(state)  # type: ignore[arg-type]
+
+
+def test_a_loop_that_steps_after_each_pass_counts_updates_under_any_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 2 computes the micro-batches 6, 7 and 8 of each update, and the last of them ends the update."""
+    monkeypatch.setattr(micro_batches, "runtime", SimpleNamespace(generation=1))
+    work, taken = micro_batches.OwnMicroBatches(Ranks(4, 2), 3), []
+    for update in range(2):
+        for made, number in enumerate((6, 7, 8)):
+            assert work.begin_before(2) == number == work.begun
+            assert (work.rounds, work.keeps_gradients, work.is_last) == (update, made > 0, made == 2)
+            assert work.step(lambda: 0.5, taken.append) == 0.5
+            assert (work.begun, work.updated) == (None, made == 2)
+    assert (work.rounds, taken) == (2, [None, None])
+    assert work.begin_before(2) is None
+    work.skipped()
+    work.forget()  # a state is loaded
+    assert (work.begin_before(3), work.rounds) == (6, 2)

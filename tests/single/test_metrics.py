@@ -104,8 +104,10 @@ def test_counters_stay_when_an_optimizer_and_its_buckets_are_forgotten() -> None
     assert rounds() == [17, 0, 3]
     statistics[0] = {"second": bucket([7, 6], [0, 1], {}), "first": bucket([1, 1], [0, 0], {})}  # a new optimizer
     assert rounds() == [18, 0, 3]
+    statistics[0] = {"second": bucket([2, 2], [0, 0], {})}  # another one of this name, since the last look
+    assert rounds() == [20, 0, 3]
     statistics[0] = {}
-    assert rounds() == [18, 0, 3]
+    assert rounds() == [20, 0, 3]
 
 
 def printed(*frames: Any) -> str:
@@ -131,7 +133,9 @@ def test_top_shows_what_happened_between_two_scrapes() -> None:
 
 def test_top_shows_a_job_that_has_just_begun_or_has_begun_anew() -> None:
     assert "no step is timed yet" in printed(top.show(scrape(0.0, [], {}), scrape(1.0, [], {})))
-    assert "-0" not in printed(top.show(scrape(0.0), scrape(10.0, [rank(10, 0.5), rank(10, 0.5)], {0: {}})))
+    anew = top.show(scrape(0.0), scrape(10.0, [rank(10, 0.5), rank(20, 0.5)], {0: {}}))
+    assert "-0" not in printed(anew)
+    assert rates(anew) == ["1.00", "2.00"], "the new counters began with 0"
 
 
 def test_top_ends_when_the_job_does() -> None:

@@ -95,7 +95,10 @@ def test_what_has_changed_comes_first(both: comparison.Runs) -> None:
         parts = [rank.steps.compute + rank.steps.wait + rank.steps.reduce for rank in of.ranks]
         assert milliseconds == pytest.approx(1e3 * np.mean(parts), abs=0.06)
     assert times == pytest.approx(before / after, abs=0.01)
-    assert waits_after < waits_before
+    for share, of in ((waits_after, both["after"]), (waits_before, both["before"])):
+        waited = np.mean([rank.steps.wait.sum() for rank in of.ranks])
+        lasted = np.mean([rank.steps.result[-1] - rank.steps.begin[0] for rank in of.ranks])
+        assert share == pytest.approx(100 * waited / lasted, abs=0.51)
     assert each[:2] == [f"Before: {both['before'].answer}", f"Before: {both['before'].waiting}"]
     assert each[2:] == [f"After: {both['after'].answer}", f"After: {both['after'].waiting}"]
 
@@ -365,6 +368,13 @@ def test_the_command_shows_a_table_and_writes_a_page(run: Path, summary: Summary
     assert output.splitlines()[:2] == [summary.answer, summary.waiting]
     assert f"{RANKS} ranks, 239 steps, policy {summary.steps.policy}" in output
     assert "worker-1: " in output
+    header, *rows = (re.split(" *[│┃] *", line)[1:-1] for line in output.splitlines() if line[:1] in ("│", "┃"))
+    table = {row["rank"]: row for row in (dict(zip(header, cells, strict=True)) for cells in rows)}
+    for rank in summary.ranks:
+        row, steps = table[str(rank.rank)], rank.steps
+        for column, seconds in (("compute ms", steps.compute), ("wait ms", steps.wait), ("reduce ms", steps.reduce)):
+            assert row[column] == f"{1e3 * seconds.mean():.1f}"
+        assert (row["late"], row["staleness"]) == (f"{steps.late.mean():.0%}", f"{steps.staleness.mean():.2f}")
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
     assert report(run, "--run", synthetic.RUN)[0] == 0
 
@@ -473,6 +483,48 @@ def test_each_plot_has_data_a_title_axes_and_a_reading(page: Path, summary: Summ
     assert np.median(heat[3]) == pytest.approx(1.6, rel=0.05)
     parts = {plotted["name"]: values(plotted["x"]) for plotted in embedded(html, 2)[0]}
     assert parts["compute"] == pytest.approx([1e3 * rank.slowness.compute for rank in summary.ranks])
+    assert parts["wait for others"] == pytest.approx([1e3 * rank.steps.wait.mean() for rank in summary.ranks])
+    assert parts["reduction"] == pytest.approx([1e3 * rank.steps.reduce.mean() for rank in summary.ranks])
+
+
+def brightness(colour: str) -> int:
+    """Of a colour as #RRGGBB."""
+    return sum(bytes.fromhex(colour[1:]))
+
+
+def test_darker_is_more_and_a_row_is_its_rank(page: Path, summary: Summary) -> None:
+    maps = {0: [rank.steps.compute for rank in summary.ranks]}
+    if summary.steps.rounds:
+        maps |= {
+            4: [100 * rank.steps.late for rank in summary.ranks],
+            5: [rank.steps.staleness for rank in summary.ranks],
+        }
+    for number, of_ranks in maps.items():
+        (heat,), layout = embedded(page.read_text(), number)
+        of_colours = [brightness(colour) for _, colour in heat["colorscale"]]
+        assert of_colours == sorted(of_colours, reverse=True)
+        assert heat["zmin"] < heat["zmax"]
+        assert not heat.get("reversescale")
+        assert list(heat["y"]) == [f"rank {rank}" for rank in range(RANKS)]
+        assert layout["yaxis"]["autorange"] == "reversed", "rank 0 is at the top"
+        means = np.mean(of_ranks, axis=1)
+        scale = min(means) if number == 0 else 1.0
+        edges = np.r_[values(heat["x"])]
+        assert np.average(values(heat["z"]), axis=1, weights=np.diff(edges)) == pytest.approx(means / scale, rel=1e-4)
+
+
+def test_curves_and_dots_are_those_of_what_they_name(page: Path, summary: Summary) -> None:
+    html = page.read_text()
+    curves = {plotted["name"]: values(plotted["y"]) for plotted in embedded(html, 1)[0]}
+    assert list(curves) == ["median of all ranks", *(f"rank {rank.rank}" for rank in summary.slow)]
+    for rank in summary.slow:
+        assert curves[f"rank {rank.rank}"] == pytest.approx(1e3 * rank.steps.share)
+    if summary.steps.rounds:
+        dots = {plotted["name"]: plotted for plotted in embedded(html, 6)[0]}
+        of_first, of_quorum = (values(dots[f"closed by {reason}"]["y"]) for reason in ("first", "quorum"))
+        assert of_first.tolist() == [RANKS]
+        assert 5 <= of_quorum.min() < RANKS
+        assert set(values(dots["quorum"]["y"])[1:]) == {5}
 
 
 def test_the_text_and_the_map_count_steps_alike(page: Path, summary: Summary) -> None:

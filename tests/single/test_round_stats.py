@@ -65,7 +65,9 @@ def test_logs_tell_how_many_ranks_are_slow() -> None:
 
 def test_progress_with_a_bucket_that_has_had_no_round() -> None:
     none = raw(rounds=0, on_time=[], late=[], fresh=[], staleness={}, waited_seconds=0.0)
-    counts = iter([{"a": none}, {"a": none}, {"a": raw(), "b": none}])
+    more = {"rounds": 6, "on_time": [6, 3], "late": [0, 3], "fresh": [0, 3, 3], "staleness": {0: 8, 1: 3}}
+    counts = iter([{"a": none}, {"a": none}, {"a": raw(), "b": none}, {"a": raw(**more, waited_seconds=0.75)}])
     progress = Progress(lambda: next(counts), rank=1)
     assert progress.since() == {}
     assert progress.since() == {"late": 0.5, "fresh": 1.5, "staleness": pytest.approx(2 / 7), "waited_seconds": 0.5}
+    assert progress.since() == {"late": 0.5, "fresh": 1.5, "staleness": 0.25, "waited_seconds": 0.25}

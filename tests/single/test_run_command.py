@@ -28,8 +28,11 @@ def test_a_script_and_a_module(tmp_path: Path) -> None:
 
 
 def test_a_program_may_import_ours_first(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text("import horovod_partial.torch" + PROGRAM)
-    assert "horovod_partial.torch.operations" in run(tmp_path, "program.py").stdout
+    lines = ["import horovod_partial.torch", PROGRAM, "print(horovod_partial.settings.settings().sync)"]
+    (tmp_path / "program.py").write_text("\n".join(lines))
+    first, policy = run(tmp_path, "--sync", "solo", "program.py").stdout.splitlines()
+    assert "horovod_partial.torch.operations" in first
+    assert policy == "solo"
 
 
 def test_modules_are_whole(tmp_path: Path) -> None:
