@@ -139,9 +139,8 @@ def options_of(
     sync: Policy | SharedUpdates,
     arguments: dict[str, Any],
     *,
-    replays: bool,
     unscaled: bool = False,
-    factor: float = 1.0,
+    **options: Any,
 ) -> BucketOptions | None:
     """Check the arguments of a tape or an optimizer of Keras, and return the options of its buckets; None under `Full`.
 
@@ -158,10 +157,9 @@ def options_of(
         arguments,
         average=framework.average,
         total=framework.total,
-        replays=replays,
         unscaled=unscaled,
-        factor=factor,
         agreed=("a loss scale",) if unscaled else (),
+        **options,
     )
 
 

@@ -354,10 +354,6 @@ class LateGradients(RoundApplier):
         return self._has_arrived or self._state.phase is Phase.AHEAD or not self.is_under_way
 
     @property
-    def hooks_wait(self) -> bool:
-        return self.round_steps.hooks_wait
-
-    @property
     def is_ahead(self) -> bool:
         return self._ahead.rounds > 0 or self._left is not None
 
