@@ -230,9 +230,6 @@ class Rounds:
         """The buckets of the gradients; None once the exchange has been deleted."""
         return None if self._exchange() is None else self.buckets.family
 
-    def declare(self) -> None:
-        """Do nothing: the first step, which makes this object, has declared the buckets."""
-
     def apply_rounds(self) -> None:
         """Apply all rounds that this rank can take, oldest first. Only for eager code, not for graphs."""
         self.buckets.take_all(None)

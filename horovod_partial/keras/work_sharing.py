@@ -172,9 +172,6 @@ class WorkSharingExchange:
     def replica(self) -> healing.Replica | None:
         return self._replica_of(self._variables)
 
-    def declare(self) -> None:
-        """Do nothing: a rank needs no buckets before its first micro-batch begins."""
-
     def declare_buckets(self) -> None:
         self._gradients.declare()
 

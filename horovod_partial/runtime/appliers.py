@@ -57,9 +57,6 @@ class Applier(Protocol):
     @property
     def is_under_way(self) -> bool: ...
 
-    def declare(self) -> None:
-        """Declare the buckets before a join, if they are known, because other ranks may use them during the join."""
-
     def apply_rounds(self) -> None:
         """Apply all rounds that have ended and were not applied yet, oldest first."""
 
@@ -78,6 +75,9 @@ class AheadApplier(Applier, Protocol):
 
     @property
     def is_ahead(self) -> bool: ...
+
+    def declare(self) -> None:
+        """Declare the buckets before a join, if they are known, because other ranks may use them during the join."""
 
     def apply_ahead(self) -> None:
         """Apply all rounds that have ended to the copy. The model changes only in the next step or flush."""

@@ -294,8 +294,9 @@ class Runtime:
             for applier in appliers:
                 applier.apply_rounds()
         trained = []
-        for applier in self.exchanges():
+        for applier in self._of_this_thread(self._ahead_appliers):
             applier.declare()
+        for applier in self.exchanges():
             if applier.family is not None:
                 trained.append((applier.family, applier.family.lost))
         self._thread.takes_no_rounds = True
@@ -537,10 +538,6 @@ class Runtime:
                 self._meetings[number] = meeting
         return meeting
 
-    def _meeting_of(self, process_set: int) -> healing.Meeting | None:
-        with self._meetings_lock:
-            return self._meetings.get(process_set) if self._has_met.is_current else None
-
     def add_process_set(self, process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         """Flush every process set in use, then call Horovod's `add_process_set`. All ranks must call this.
 
@@ -591,7 +588,8 @@ class Runtime:
             for sharer in sharers:
                 sharer.work.leave()
             families = [family.names for applier in appliers if (family := applier.family) is not None]
-            meeting = self._meeting_of(process_set) if compares else None
+            with self._meetings_lock:
+                meeting = self._meetings.get(process_set) if compares and self._has_met.is_current else None
             if meeting is not None:
                 meeting.come()
             with self._taking_rounds(appliers) as meanwhile:

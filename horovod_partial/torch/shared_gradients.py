@@ -52,9 +52,6 @@ class SharedGradients(RoundApplier):
     def family(self) -> GradientFamily | None:
         return None if self.wrapped is None else super().family  # without its optimizer, no update can be applied
 
-    def declare(self) -> None:
-        """Do nothing: a rank needs no buckets before its first micro-batch begins."""
-
     def declare_buckets(self) -> None:
         self._set.enter(self.replica)
         for bucket in self.buckets:
