@@ -59,8 +59,7 @@ class MicroBatches:
     def begin_before(self, rounds: float) -> int | None:
         """Begin a micro-batch, unless one has begun. Returns its number in its update; None after `rounds` updates.
 
-        The micro-batches of rank 0 have the first numbers, then come those of rank 1. Raises ValueError in Horovod's own
-        loop.
+        Raises ValueError in Horovod's own loop.
         """
         raise ValueError(
             "begin_micro_batch() needs sync=hvd.WorkSharing(), or step_each_pass=True, or a DynamicShardingLoader"

@@ -186,10 +186,7 @@ framework = _Torch()
 
 
 class SharedGradients:
-    """The sum of the gradients of the micro-batches that this rank computes under `hvd.WorkSharing`.
-
-    `name` is the prefix of the buckets' names. The gradients are those of `variables`.
-    """
+    """Same as `horovod_partial.tensorflow.work_sharing.SharedGradients`, but the sums stay on the gradients' device."""
 
     def __init__(self, name: str, options: BucketOptions, variables: list[Any]) -> None:
         kinds = [_kind_of(variable) for variable in variables]
@@ -256,11 +253,7 @@ def average_(
     *,
     steps: torch.Tensor | int = 0,
 ) -> RoundInfo:
-    """Average floating-point variables of Keras over ranks, in place, in the bucket `name`.
-
-    `steps`, a number of steps or an iteration, decides the weight of this rank's model. If this rank was late, and late
-    ranks do not use the result under this policy (`takes_late`), the variables stay unchanged.
-    """
+    """Same as `backend_tensorflow.average_`, but never in a graph."""
     bucket = ModelBucket([native(variable) for variable in variables])
     bucket.pack()
     handle = model_operations.arrive(bucket.flat, bucket.flat, name, policy, process_set, int(steps))
