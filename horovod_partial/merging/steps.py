@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 import time
 from collections import deque
 from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import NDArray
 
 
 class StepTimes:
@@ -20,12 +19,19 @@ class StepTimes:
     """
 
     def __init__(self, gradients: int, rows: Sequence[Sequence[float]]) -> None:
-        times = np.array(rows).reshape(-1, gradients + 1)
-        moments, ends = times[1:, :-1], times[:, -1]
-        first = np.fmin.reduce(moments, axis=1, initial=math.nan)
-        self._steps = np.diff(ends)
-        self._around = first - ends[:-1]
-        self._behind = moments - first[:, None]  # how many seconds after the step's first gradient each was computed
+        self._steps: list[float] = []
+        self._around: list[float] = []
+        # For each gradient and each step: how many seconds after the step's first gradient it was computed.
+        self._behind: list[list[float]] = [[] for _ in range(gradients)]
+        for (*_, begin), (*moments, end) in itertools.pairwise(rows):
+            self._steps.append(end - begin)
+            first = min((at for at in moments if not math.isnan(at)), default=math.nan)
+            if math.isnan(first):
+                continue
+            self._around.append(first - begin)
+            for behind, at in zip(self._behind, moments, strict=True):
+                if not math.isnan(at):
+                    behind.append(at - first)
 
     @property
     def steps(self) -> int:
@@ -34,26 +40,20 @@ class StepTimes:
 
     def step_seconds(self) -> float:
         """Return the median time of the measured steps."""
-        return _median(self._steps)
+        return statistics.median(self._steps)
 
     def around_seconds(self) -> float:
         """Return the median time from the last result of a step to the first gradient of the next step."""
-        return float(np.nan_to_num(_median(self._around)))
+        return statistics.median(self._around) if self._around else 0.0
 
     def ready(self) -> list[float]:
         """Return the median time at which each gradient is computed, in seconds after a step's first gradient.
 
         A gradient that was never computed gets the latest of these times.
         """
-        medians = np.array([_median(behind) for behind in self._behind.T])
-        latest = np.fmax.reduce(medians, initial=0.0)
-        return np.nan_to_num(medians, nan=latest).tolist()
-
-
-def _median(times: NDArray[np.float64]) -> float:
-    """Return the median of the times that are known; NaN if there are none."""
-    known = times[~np.isnan(times)]
-    return float(np.median(known)) if len(known) else math.nan
+        medians = [statistics.median(behind) if behind else None for behind in self._behind]
+        latest = max((median for median in medians if median is not None), default=0.0)
+        return [latest if median is None else median for median in medians]
 
 
 class Steps:
