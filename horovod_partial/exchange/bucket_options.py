@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from horovod.common.process_sets import ProcessSet
 from horovod.common.util import split_list
 
 from horovod_partial import _core
-from horovod_partial.exchange import bucket_plan
 from horovod_partial.exchange.arguments import check_predivide, is_average
 from horovod_partial.policies import Policy, SharedUpdates
 from horovod_partial.runtime import bucket_config
@@ -96,7 +95,7 @@ class BucketOptions:
         model. `key_of` returns the key of a variable in one of the user's groups.
         """
         groups = positions_of(self._groups, keys, key_of)
-        return bucket_plan.plan(kinds, sizes, groups, settings().bucket_mb * 1e6)
+        return pack(kinds, sizes, groups, settings().bucket_mb * 1e6)
 
 
 def positions_of(
@@ -110,3 +109,34 @@ def positions_of(
         return split_list(list(range(len(keys))), groups)
     positions = {key: position for position, key in enumerate(keys)}
     return [[positions[key] for key in map(key_of, group) if key in positions] for group in groups or []]
+
+
+def pack(
+    kinds: Sequence[Hashable], sizes: Sequence[int], groups: Iterable[Iterable[int]], bucket_bytes: float
+) -> list[list[int]]:
+    """Pack gradients into buckets in reverse order of the model, because backward computes them in that order.
+
+    `kinds` (such as dtypes) and `sizes` (in bytes) have the order of the model. All gradients of a bucket have one
+    kind. `groups` are the positions that the user wants in one bucket; a group of several kinds becomes several
+    buckets. The remaining gradients are packed by size: a bucket is closed once its size has reached `bucket_bytes`.
+    Returns the positions of the gradients in each bucket.
+    """
+    remaining = list(range(len(kinds)))
+    buckets: list[list[int]] = []
+    for group in groups:
+        wanted = set(group)
+        for one in dict.fromkeys(kinds[i] for i in remaining if i in wanted):
+            buckets.append([i for i in reversed(remaining) if i in wanted and kinds[i] == one])
+        remaining = [i for i in remaining if i not in wanted]
+    for one in dict.fromkeys(kinds[i] for i in remaining):
+        bucket: list[int] = []
+        size = 0
+        for position in reversed([i for i in remaining if kinds[i] == one]):
+            bucket.append(position)
+            size += sizes[position]
+            if size >= bucket_bytes:
+                buckets.append(bucket)
+                bucket, size = [], 0
+        if bucket:
+            buckets.append(bucket)
+    return buckets

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from horovod.common.elastic import ObjectState, run_fn
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
@@ -30,23 +30,19 @@ def run(func: Callable[..., Any], runtime: Runtime) -> Callable[..., Any]:
     return run_fn(watched, runtime.restart)
 
 
-class Functions(NamedTuple):
-    """The functions of a framework's Horovod that the state of an elastic job calls."""
-
-    broadcast_variables: Callable[..., Any]
-    broadcast_object: Callable[..., Any]
-    rank: Callable[[], int]
-
-
 class VariablesState(ObjectState):  # type: ignore[misc]
-    """The variables and properties that all ranks of an elastic job share. Subclasses set `functions`."""
+    """The variables and properties that all ranks of an elastic job share.
 
-    functions: Functions
+    Subclasses set `functions` of a framework's Horovod: those that broadcast variables and an object, and `rank`.
+    """
+
+    functions: tuple[Callable[..., Any], Callable[..., Any], Callable[[], int]]
 
     def __init__(self, variables: Sequence[Any], **kwargs: Any) -> None:
+        self._broadcast_variables, broadcast_object, rank = self.functions
         self.variables = list(variables)
         self._save_variables()
-        super().__init__(bcast_object=self.functions.broadcast_object, get_rank=self.functions.rank, **kwargs)
+        super().__init__(bcast_object=broadcast_object, get_rank=rank, **kwargs)
 
     def save(self) -> None:
         """Keep a copy of the present values, to which `restore` goes back."""
@@ -61,7 +57,7 @@ class VariablesState(ObjectState):  # type: ignore[misc]
 
     def sync(self) -> None:
         """Give all variables and properties the values of rank 0. All ranks must call this."""
-        self.functions.broadcast_variables(self.variables, root_rank=0)
+        self._broadcast_variables(self.variables, root_rank=0)
         self._save_variables()
         super().sync()
 

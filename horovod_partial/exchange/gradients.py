@@ -139,9 +139,8 @@ def options_of(
     sync: Policy | SharedUpdates,
     arguments: dict[str, Any],
     *,
-    replays: bool,
     unscaled: bool = False,
-    factor: float = 1.0,
+    **options: Any,
 ) -> BucketOptions | None:
     """Check the arguments of a tape or an optimizer of Keras, and return the options of its buckets; None under `Full`.
 
@@ -158,10 +157,9 @@ def options_of(
         arguments,
         average=framework.average,
         total=framework.total,
-        replays=replays,
         unscaled=unscaled,
-        factor=factor,
         agreed=("a loss scale",) if unscaled else (),
+        **options,
     )
 
 
@@ -231,9 +229,6 @@ class Rounds:
     def family(self) -> _attach.Family | None:
         """The buckets of the gradients; None once the exchange has been deleted."""
         return None if self._exchange() is None else self.buckets.family
-
-    def declare(self) -> None:
-        """Do nothing: the first step, which makes this object, has declared the buckets."""
 
     def apply_rounds(self) -> None:
         """Apply all rounds that this rank can take, oldest first. Only for eager code, not for graphs."""

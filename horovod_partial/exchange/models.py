@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from horovod.common.process_sets import ProcessSet
@@ -27,11 +27,12 @@ def takes_late(policy: ModelPolicy | Quorum) -> bool:
 class ModelExchange(ABC):
     """Averages one optimizer's model over ranks, by WAGMA-SGD (IEEE TPDS 2021), P-Reduce (SIGMOD'21) or WP-SGD.
 
-    Each framework has a subclass that sets `runtime` and packs the model. A model is a sequence of the framework's
-    tensors or variables, in the same order on every rank.
+    Each framework has a subclass that sets `runtime` and `signal`, and packs the model. A model is a sequence of the
+    framework's tensors or variables, in the same order on every rank.
     """
 
     runtime: Runtime
+    signal: Callable[[str, ProcessSet], None]  # tells the other ranks something, by a round of a bucket; in eager code
 
     def __init__(self, policy: ModelPolicy, process_set: ProcessSet) -> None:
         self.name = self.signal_name = ""  # names of buckets for models and for ends of periods; "" before `use_name`
@@ -50,10 +51,6 @@ class ModelExchange(ABC):
         if self.is_needed:
             names = self.name, self.signal_name, self._flush_name, self._flush_name_with_state
             self._named(*names).own(self._owner)
-
-    @abstractmethod
-    def _signal(self) -> None:
-        """Tell the other ranks that this rank's period has ended: run a round of a bucket. Only for eager code."""
 
     @abstractmethod
     def _average_over_all(self, model: Sequence[Any], name: str, policy: WeightedAverage, work: int) -> Sequence[int]:
@@ -80,7 +77,7 @@ class ModelExchange(ABC):
             return 0
         self._periods.take_step()
         while self._periods.must_signal(self._signalled()):
-            self._signal()
+            self.signal(self.signal_name, self.process_set)
         return self._periods.begin_next() if self._periods.is_over(self._signalled()) else None
 
     def flush(self, model: Sequence[Any]) -> None:

@@ -9,9 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from horovod.common.process_sets import ProcessSet
 
-from horovod_partial import _attach
-from horovod_partial.runtime import healing
-from horovod_partial.runtime.appliers import NO_THREAD, this_thread
+from horovod_partial.runtime.appliers import Applier, this_thread
 from horovod_partial.runtime.runtime import Runtime
 from horovod_partial.runtime.tenure import Tenure
 
@@ -61,8 +59,7 @@ class MicroBatches:
     def begin_before(self, rounds: float) -> int | None:
         """Begin a micro-batch, unless one has begun. Returns its number in its update; None after `rounds` updates.
 
-        The micro-batches of rank 0 have the first numbers, then come those of rank 1. Raises ValueError in Horovod's own
-        loop.
+        Raises ValueError in Horovod's own loop.
         """
         raise ValueError(
             "begin_micro_batch() needs sync=hvd.WorkSharing(), or step_each_pass=True, or a DynamicShardingLoader"
@@ -87,26 +84,14 @@ class MicroBatches:
         return before
 
 
-class Updates(Protocol):
-    """What `SharedWork` needs from a framework: an optimizer's buckets and model, and functions that apply updates.
+class Sharer(Applier, Protocol):
+    """What `SharedWork` needs of the exchange of an optimizer, and the runtime of an `Applier` under `hvd.WorkSharing`.
 
-    `family` are the optimizer's buckets; None before they are declared. Messages of the first bucket assign
-    micro-batches to ranks. `is_under_way` is True while gradients of a micro-batch exist and wait for a step.
-    `is_applying` is True while an update is applied. A flush compares `replica` over the ranks; if it is None, nothing
-    is compared.
+    Messages of the first bucket of `family` assign micro-batches to ranks. `is_under_way` is True while gradients of a
+    micro-batch exist and wait for a step. Flushes and joins interrupt `work`.
     """
 
-    @property
-    def is_applying(self) -> bool: ...
-
-    @property
-    def family(self) -> _attach.Family | None: ...
-
-    @property
-    def is_under_way(self) -> bool: ...
-
-    @property
-    def replica(self) -> healing.Replica | None: ...
+    work: SharedWork
 
     def declare_buckets(self) -> None:
         """Declare the optimizer's buckets, before its first micro-batch since the last `hvd.init()`."""
@@ -114,30 +99,24 @@ class Updates(Protocol):
     def apply_updates(self) -> None:
         """Apply all updates that are complete, oldest first, between two steps."""
 
-    def apply_rounds(self) -> None:
-        """Apply all updates that are complete, oldest first, in a flush."""
-
 
 class SharedWork(MicroBatches):
-    """The micro-batches of one optimizer under `hvd.WorkSharing`. Implements `horovod_partial.runtime.appliers.Sharer`.
+    """The micro-batches of one optimizer under `hvd.WorkSharing`.
 
-    Only the thread that trains uses this object, which refers weakly to `updates`. An update has `passes` micro-batches
+    Only the thread that trains uses this object, which refers weakly to `sharer`. An update has `passes` micro-batches
     for each rank, on average. No micro-batch begins after `end` updates. If `is_alone`, there are no other ranks, and
     this rank computes all micro-batches.
     """
 
-    shares_work = True
     _active: ClassVar[weakref.ref[SharedWork] | None] = None  # the work of the optimizer that gets micro-batches now
 
-    def __init__(self, runtime: Runtime, process_set: ProcessSet, passes: int, updates: Updates) -> None:
-        self.process_set = process_set
-        self.thread = NO_THREAD
+    def __init__(self, runtime: Runtime, process_set: ProcessSet, passes: int, sharer: Sharer) -> None:
         self.end = math.inf
         self.updated = 0
         self.is_alone = not process_set.included() or runtime.is_alone(process_set)
         self._runtime = runtime
         self._passes = passes
-        self._updates = weakref.ref(updates)
+        self._sharer = weakref.ref(sharer)
         self._tenure = Tenure(runtime)  # remembers after which `hvd.init()` the optimizer's buckets were declared
         self._rounds = 0  # the number of updates since this `hvd.init()`
         self._first = 0  # the number of these before the optimizer's present buckets were declared
@@ -161,11 +140,11 @@ class SharedWork(MicroBatches):
             if active is not None:
                 active.leave()
             SharedWork._active = weakref.ref(self)
-        updates = self._updates()
-        if self._tenure.enter() and updates is not None:
+        sharer = self._sharer()
+        if self._tenure.enter() and sharer is not None:
             self._rounds = self._first = self._made = 0
             self.begun = None  # a micro-batch that began before the last `hvd.init()` is lost
-            updates.declare_buckets()
+            sharer.declare_buckets()
 
     def after(self, before: MicroBatches) -> MicroBatches:
         assert isinstance(before, SharedWork)
@@ -180,9 +159,20 @@ class SharedWork(MicroBatches):
         """Whether the optimizer has received micro-batches since the last `hvd.init()`."""
         return self._tenure.is_current
 
-    def begin(self, *, waits: bool) -> bool:
-        """Begin a micro-batch. Returns False if an update must come first, or if a wait is needed but not allowed."""
-        return self._next(begins=True, waits=waits)
+    def begin(self, *, waits: bool, begins: bool = True) -> bool:
+        """Begin a micro-batch. Returns False if an update must come first, or if a wait is needed but not allowed.
+
+        Without `begins` return only whether this rank may begin one.
+        """
+        if self.is_alone:
+            self.begun = self._made if begins else self.begun
+            return True
+        sharer = self._sharer()
+        family = None if sharer is None else sharer.family
+        found = self._runtime.next_micro_batch(family, begins=begins, waits=waits)
+        if begins and found is not None:
+            self.begun, self._rounds = found[0], self._first + found[1]
+        return found is not None
 
     def begin_before(self, rounds: float) -> int | None:
         """Same as `MicroBatches.begin_before`, but apply complete updates first: this changes the weights.
@@ -190,10 +180,12 @@ class SharedWork(MicroBatches):
         This rank first gets the numbers of its own share, and then some of the shares of other ranks.
         """
         self.enter()
-        self.thread = this_thread()
+        sharer = self._sharer()
+        assert sharer is not None
+        sharer.thread = this_thread()
         while self.begun is None and self.rounds < rounds:
             if not self.begin(waits=True):
-                self._apply_updates()
+                sharer.apply_updates()
         return self.begun if self.rounds < rounds else None
 
     def complete(self) -> None:
@@ -208,7 +200,7 @@ class SharedWork(MicroBatches):
         If False, the micro-batch has begun, unless a loader of data begins it later. After `end` updates this call
         returns False at once, and begins no micro-batch.
         """
-        return self.is_complete or (self.rounds < self.end and not self._next(begins=self._begins, waits=True))
+        return self.is_complete or (self.rounds < self.end and not self.begin(waits=True, begins=self._begins))
 
     @property
     def is_complete(self) -> bool:
@@ -229,20 +221,6 @@ class SharedWork(MicroBatches):
         if passes != self._passes:
             raise ValueError("backward_passes_per_step cannot change under hvd.WorkSharing(): wrap a new optimizer")
 
-    def _next(self, *, begins: bool, waits: bool) -> bool:
-        if self.is_alone:
-            self.begun = self._made if begins else self.begun
-            return True
-        found = self._runtime.next_micro_batch(self, begins=begins, waits=waits)
-        if begins and found is not None:
-            self.begun, self._rounds = found[0], self._first + found[1]
-        return found is not None
-
-    def _apply_updates(self) -> None:
-        updates = self._updates()
-        if updates is not None:
-            updates.apply_updates()
-
     @property
     def rounds(self) -> int:
         """How many updates have been made. Rounds in which a flush found no gradient on any rank do not count.
@@ -255,39 +233,13 @@ class SharedWork(MicroBatches):
         """Return how many updates were made; None if this object is not from the same `hvd.init()` as `generation`."""
         return self._rounds if self.is_alone or self._tenure.is_that_of(generation) else None
 
-    # --- Methods that flushes call, declared in `horovod_partial.runtime.appliers.Sharer`
-
-    @property
-    def family(self) -> _attach.Family | None:
-        updates = self._updates()
-        return None if updates is None or self.is_alone or not self.is_current else updates.family
-
-    @property
-    def replica(self) -> healing.Replica | None:
-        updates = self._updates()
-        return None if updates is None else updates.replica
-
-    @property
-    def is_applying(self) -> bool:
-        updates = self._updates()
-        return updates is not None and updates.is_applying
-
-    @property
-    def is_under_way(self) -> bool:
-        updates = self._updates()
-        return updates is not None and updates.is_under_way
-
-    def declare(self) -> None:
-        """Do nothing: a rank needs no buckets before its first micro-batch begins."""
-
-    def apply_rounds(self) -> None:
-        updates = self._updates()
-        if updates is not None:
-            updates.apply_rounds()
-
     def leave(self) -> None:
-        """Same as `runtime.appliers.Sharer.leave`, but also raises AssertionError while an update is being applied."""
-        if self.is_under_way or self.is_applying:
+        """Let other ranks compute the micro-batch that this rank has begun, before this rank flushes, joins or ends.
+
+        Raises AssertionError if some gradients of the micro-batch exist already, or an update is being applied.
+        """
+        sharer = self._sharer()
+        if sharer is not None and (sharer.is_under_way or sharer.is_applying):
             raise AssertionError(
                 "a flush, a join or the end came after loss.backward() but before optimizer.step() of this or another thread, or "
                 "within a round hook: call it between two steps."
@@ -296,16 +248,18 @@ class SharedWork(MicroBatches):
 
     def give_back(self) -> None:
         """Let another rank compute the micro-batch that this rank has begun, unless some of its gradients exist."""
-        if self.is_under_way:
+        sharer = self._sharer()
+        if sharer is None or sharer.is_under_way:
             return
-        family = self.family
-        if self.begun is not None and family is not None:
-            family.return_micro_batch()
+        if self.begun is not None and sharer.family is not None:
+            sharer.family.return_micro_batch()
         self.begun = None
 
     def come_back(self) -> None:
-        if self.family is None or SharedWork._active is None or SharedWork._active() is not self:
+        """Begin a micro-batch again, after a flush or a join that began with `leave`."""
+        sharer = self._sharer()
+        if sharer is None or sharer.family is None or SharedWork._active is None or SharedWork._active() is not self:
             return
         self._begins = self.begins_in_step
         while self.must_apply():
-            self._apply_updates()
+            sharer.apply_updates()

@@ -31,7 +31,7 @@ def average_converges(steps: Sequence[int], contraction: float) -> bool:
 
     Args:
         steps: the steps that each rank takes between two averages.
-        contraction: the factor by which a step shrinks the distance to the solution, above 0 and at most 1.
+        contraction: same as in `average_is_useful`.
     """
     total = _total_weight(steps, contraction)
     return math.sqrt(len(steps)) < total and len(steps) * contraction ** max(steps) < total

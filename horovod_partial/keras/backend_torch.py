@@ -14,8 +14,8 @@ import torch
 from horovod.common.process_sets import ProcessSet
 from horovod.torch.mpi_ops import Average, Sum
 
-from horovod_partial.exchange import bucket_plan, elastic
-from horovod_partial.exchange.bucket_options import BucketOptions, positions_of
+from horovod_partial.exchange import elastic
+from horovod_partial.exchange.bucket_options import BucketOptions, pack, positions_of
 from horovod_partial.exchange.gradients import Apply, Kind, Numbers, Planned, Wire, plan, step_name
 from horovod_partial.exchange.models import takes_late
 from horovod_partial.exchange.replicas import check_alike
@@ -166,7 +166,7 @@ class _Torch:
         number = partial(self.number_of, process_set=process_set)
         groups = positions_of(arguments["groups"], list(map(number, variables)), number)
         # With buckets of 0 bytes each gradient travels alone, unless it is in a group that the user has asked for.
-        planned = bucket_plan.plan(list(map(kind, wires)), [1] * len(wires), groups, 0)
+        planned = pack(list(map(kind, wires)), [1] * len(wires), groups, 0)
         for members in planned:
             operation = f"{name}.{number(variables[members[0]])}"
             sent = [wires[i].contiguous() for i in members]
@@ -186,10 +186,7 @@ framework = _Torch()
 
 
 class SharedGradients:
-    """The sum of the gradients of the micro-batches that this rank computes under `hvd.WorkSharing`.
-
-    `name` is the prefix of the buckets' names. The gradients are those of `variables`.
-    """
+    """Same as `horovod_partial.tensorflow.work_sharing.SharedGradients`, but the sums stay on the gradients' device."""
 
     def __init__(self, name: str, options: BucketOptions, variables: list[Any]) -> None:
         kinds = [_kind_of(variable) for variable in variables]
@@ -256,11 +253,7 @@ def average_(
     *,
     steps: torch.Tensor | int = 0,
 ) -> RoundInfo:
-    """Average floating-point variables of Keras over ranks, in place, in the bucket `name`.
-
-    `steps`, a number of steps or an iteration, decides the weight of this rank's model. If this rank was late, and late
-    ranks do not use the result under this policy (`takes_late`), the variables stay unchanged.
-    """
+    """Same as `backend_tensorflow.average_`, but never in a graph."""
     bucket = ModelBucket([native(variable) for variable in variables])
     bucket.pack()
     handle = model_operations.arrive(bucket.flat, bucket.flat, name, policy, process_set, int(steps))
@@ -315,4 +308,4 @@ def average_numbers(numbers: Sequence[float], name: str, device: str) -> list[fl
 class KerasState(elastic.KerasState):
     """The state of an elastic job with Keras on PyTorch: a model, its optimizer, and further properties."""
 
-    functions = elastic.Functions(broadcast_variables, horovod.broadcast_object, horovod.rank)
+    functions = broadcast_variables, horovod.broadcast_object, horovod.rank

@@ -453,9 +453,8 @@ class SlowRanksCallback(keras.callbacks.Callback):
     """On rank 0 of a watched job, add to the logs of an epoch how many ranks are slow.
 
     Put this callback after `MetricAverageCallback`, which needs the same logs on all ranks, and before `TensorBoard`.
-    It adds `slow_ranks`: how many ranks are slow at the end of the epoch; and `slowness`: the time that the slowest of
-    them computes, divided by the median rank's time, or 1 (for pauses: the time of the job divided by what that would
-    be without them). Nothing is added if ranks are not watched (`hvd.watch`).
+    It adds `slow_ranks`: how many ranks are slow at the end of the epoch; and `slowness`, that of the slowest of them
+    (`docs/slow-ranks.md`), or 1. Nothing is added if ranks are not watched (`hvd.watch`).
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

@@ -9,9 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import numpy.typing as npt
-from keras.src.trainers.data_adapters.data_adapter import (
-    DataAdapter,  # `fit` takes data in subclasses of this class. Keras gives the class no public name
-)
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter  # what `fit` takes; it has no public name
 
 from horovod_partial.checks import is_int, require
 from horovod_partial.data.sharding import Place, Plan, Shards

@@ -19,7 +19,7 @@ class ModelExchange(models.ModelExchange):
     not averaged. Raises ValueError if the policy has `overlap`, or averages buffers.
     """
 
-    runtime = backend.runtime
+    runtime, signal = backend.runtime, staticmethod(backend.signal)
 
     def __init__(
         self,
@@ -69,9 +69,6 @@ class ModelExchange(models.ModelExchange):
     def is_settled(self) -> bool:
         """Whether this rank has no other ranks to average with, so that its model needs no flush."""
         return not self.is_needed
-
-    def _signal(self) -> None:
-        backend.signal(self.signal_name, self.process_set)
 
     def _average_over_all(self, model: Sequence[Any], name: str, policy: WeightedAverage, work: int) -> Sequence[int]:
         return list(map(int, backend.average_(model, name, policy, self.process_set, steps=work).work))

@@ -39,7 +39,7 @@ class WorkSharingExchange:
     `apply_combined` runs in the program's thread, in eager code or while a graph is traced. `_complete`, `_take` and
     `_must_apply` run in each step: in eager code in the program's thread, in a graph in a thread of the framework while
     the program's thread waits. So no two threads use this object at the same time. This class implements
-    `exchange.work_sharing.Updates`.
+    `exchange.work_sharing.Sharer`.
 
     `gradients`, a `SharedGradients`, sums the gradients of this rank's micro-batches, and sends the sum. `variables`
     are those of the first step. An update has `passes` micro-batches for each rank, on average. No micro-batch begins
@@ -50,6 +50,7 @@ class WorkSharingExchange:
     number of the update, and the number of the micro-batch in this update. It is None if unknown.
     """
 
+    shares_work = True
     is_applying = False  # no user code, which could flush, runs while an update is applied
     is_settled = True  # between two steps this rank has no late gradients, and has applied all updates it has taken
 
@@ -73,12 +74,13 @@ class WorkSharingExchange:
         self._train, self._flush = backend.updater(
             weakly(self._take), weakly(self._must_apply), weakly(self._apply_results), self._variables
         )
-        self.work = SharedWork(backend.runtime, gradients.family.process_set, passes, self)
+        self.process_set = gradients.family.process_set
+        self.thread = this_thread()
+        self.work = SharedWork(backend.runtime, self.process_set, passes, self)
         self.work.end = end
-        self.work.thread = this_thread()
         self.work.enter()
         if not self.work.is_alone:
-            backend.runtime.take_part_in_flushes(self.work)
+            backend.runtime.take_part_in_flushes(self)
 
     def apply_combined(self, gradients: Sequence[Any], variables: Sequence[Any], apply: Apply) -> None:
         """Add the gradients of a micro-batch, apply complete updates, and begin the next micro-batch.
@@ -95,7 +97,7 @@ class WorkSharingExchange:
                 "frozen or unfrozen: call optimizer.flush(), then wrap a new optimizer for what is trained from now on"
             )
         self._apply = apply
-        self.work.thread = this_thread()
+        self.thread = this_thread()
         sparse_as_dense = self._gradients.options.sparse_as_dense
         pairs = zip(gradients, variables, strict=True)
         dense = [backend.dense(*pair, sparse_as_dense=sparse_as_dense) for pair in pairs]
@@ -133,8 +135,7 @@ class WorkSharingExchange:
     def _must_apply(self) -> bool:
         """Return whether an update must be applied now. If not, begin the next micro-batch, if one may begin."""
         if self._only_applies:
-            family = self.work.family
-            return family is not None and family.has_round
+            return self.family is not None and self.family.has_round
         return self.work.must_apply()
 
     def _take(self) -> list[Any] | None:
@@ -158,14 +159,14 @@ class WorkSharingExchange:
 
     def flush(self) -> None:
         """Apply the open update with the micro-batches computed so far. Every rank must call this."""
-        self.work.thread = this_thread()
-        backend.runtime.flush(self.work.process_set.process_set_id)
+        self.thread = this_thread()
+        backend.runtime.flush(self.process_set.process_set_id)
 
-    # --- Methods that `work` calls, declared in `horovod_partial.exchange.work_sharing.Updates`
+    # --- Methods of a `horovod_partial.exchange.work_sharing.Sharer`
 
     @property
     def family(self) -> _attach.Family | None:
-        return self._gradients.family
+        return None if self.work.is_alone or not self.work.is_current else self._gradients.family
 
     @property
     def replica(self) -> healing.Replica | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from horovod.common.process_sets import ProcessSet
 
@@ -37,8 +37,8 @@ class Applier(Protocol):
 
     `family` is the optimizer's buckets, or None before they are named. `is_under_way` is True while gradients wait for
     a step; a flush then applies no rounds of the optimizer. The thread `thread` took the last step. After a flush ranks
-    compare `replica`, unless it is None. `shares_work` is True for a `Sharer`. `is_applying` is True while a round is
-    applied or waited for, within a step or a flush.
+    compare `replica`, unless it is None. `shares_work` is True for an `exchange.work_sharing.Sharer`. `is_applying` is
+    True while a round is applied or waited for, within a step or a flush.
     """
 
     process_set: ProcessSet
@@ -57,9 +57,6 @@ class Applier(Protocol):
     @property
     def is_under_way(self) -> bool: ...
 
-    def declare(self) -> None:
-        """Declare the buckets before a join, if they are known, because other ranks may use them during the join."""
-
     def apply_rounds(self) -> None:
         """Apply all rounds that have ended and were not applied yet, oldest first."""
 
@@ -68,11 +65,10 @@ class AheadApplier(Applier, Protocol):
     """An `Applier` that can apply rounds to a copy of the model, while the program waits for something else.
 
     `applies_ahead` says whether `apply_ahead` may be called now. `is_ahead` says whether the copy contains rounds that
-    the model lacks. `hooks_wait` says whether the user's functions for each round may wait for other ranks.
+    the model lacks. `round_steps.hooks_wait` says whether the user's functions for each round may wait for other ranks.
     """
 
-    @property
-    def hooks_wait(self) -> bool: ...
+    round_steps: Any
 
     @property
     def applies_ahead(self) -> bool: ...
@@ -80,31 +76,11 @@ class AheadApplier(Applier, Protocol):
     @property
     def is_ahead(self) -> bool: ...
 
+    def declare(self) -> None:
+        """Declare the buckets before a join, if they are known, because other ranks may use them during the join."""
+
     def apply_ahead(self) -> None:
         """Apply all rounds that have ended to the copy. The model changes only in the next step or flush."""
-
-
-class Sharer(Applier, Protocol):
-    """An `Applier` under `hvd.WorkSharing`. Flushes and joins interrupt its work.
-
-    `begun` is the number of the micro-batch that this rank has begun in the open update; None if there is none.
-    `rounds` is the number of updates before the open one.
-    """
-
-    @property
-    def begun(self) -> int | None: ...
-
-    @property
-    def rounds(self) -> int: ...
-
-    def leave(self) -> None:
-        """Let other ranks compute the micro-batch that this rank has begun, before this rank flushes, joins or ends.
-
-        Raises AssertionError if some gradients of the micro-batch exist already.
-        """
-
-    def come_back(self) -> None:
-        """Begin a micro-batch again, after a flush or a join that began with `leave`."""
 
 
 class Averager(Protocol):
@@ -129,7 +105,7 @@ class Meanwhile:
 
     def __init__(self, appliers: Iterable[AheadApplier], waited: float) -> None:
         self._appliers = [
-            (applier, family.drain(waited, applier.hooks_wait))
+            (applier, family.drain(waited, applier.round_steps.hooks_wait))
             for applier in appliers
             if (family := applier.family) is not None
         ]

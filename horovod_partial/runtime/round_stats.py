@@ -31,10 +31,7 @@ class Progress:
         new: Counter[str] = Counter()
         for name, counts in self._before.items():
             new.update(counts)
-            if (
-                name in before
-            ):  # a bucket without old counts had its first round after the last call: all its counts are new
-                new.subtract(before[name])
+            new.subtract(before.get(name, {}))  # without old counts, the bucket's first round came after the last call
         if not new["rounds"]:
             return {}
         return {
@@ -63,9 +60,7 @@ class Progress:
 def slowness_now(ranks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return how many ranks are slow, for logs, from the result of `Runtime.watched_ranks`.
 
-    `slow_ranks` is the number of slow ranks. `slowness` is the compute time of the slowest rank divided by that of the
-    median rank, or 1 if no rank is slow; for pauses the time of the job divided by what that would be without them. The
-    dictionary is empty if no rank is watched.
+    `slow_ranks` is the number of slow ranks, and `slowness` that of the slowest rank. It is empty if no rank is watched.
     """
     slowness = [rank["slowness"] for rank in ranks]
     return {"slow_ranks": sum(factor > 1 for factor in slowness), "slowness": max(slowness)} if slowness else {}

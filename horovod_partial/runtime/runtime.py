@@ -28,15 +28,13 @@ from numpy.typing import NDArray
 from horovod_partial import _attach, log
 from horovod_partial.checks import is_number, require
 from horovod_partial.runtime import bucket_config, failure, healing, heartbeat, step_parts
-from horovod_partial.runtime.appliers import AheadApplier, Applier, Averager, Meanwhile, Sharer, this_thread
+from horovod_partial.runtime.appliers import AheadApplier, Applier, Averager, Meanwhile, this_thread
 from horovod_partial.runtime.build import check_features
 from horovod_partial.runtime.tenure import Tenure
 from horovod_partial.settings import adopt, settings, shared
 
 if TYPE_CHECKING:
     from horovod_partial.metrics.endpoint import Endpoint
-
-HANDLE = Any  # an `_attach.Handle`, by which a thread waits for the result of an arrival
 
 _POLL_SECONDS = 1e-3  # the pause between two polls in a wait for a collective of Horovod's, same as in Horovod
 _IDLE_SECONDS = 1.0  # a flush or join takes another thread for idle if its optimizer does nothing for this time
@@ -289,15 +287,16 @@ class Runtime:
         self._settle()
         self._take_over()
         for sharer in self._sharers():
-            sharer.leave()
+            sharer.work.leave()
         for process_set in list(self._process_sets):  # a copy, because other threads may add process sets
             appliers = self._appliers_of(process_set)
             self.core.deliver(process_set, [applier.family.names for applier in appliers])
             for applier in appliers:
                 applier.apply_rounds()
         trained = []
-        for applier in self.exchanges():
+        for applier in self._of_this_thread(self._ahead_appliers):
             applier.declare()
+        for applier in self.exchanges():
             if applier.family is not None:
                 trained.append((applier.family, applier.family.lost))
         self._thread.takes_no_rounds = True
@@ -399,7 +398,7 @@ class Runtime:
         target: int,
         work: int,
         stream: int,
-    ) -> HANDLE:
+    ) -> _attach.Handle:
         """Arrive at a bucket's open round with a contribution. Returns a handle to wait for the result with.
 
         `source` and `target` are the addresses of the contribution and of the result, each of the bucket's size. `work`
@@ -422,23 +421,22 @@ class Runtime:
         """Convert a number of gradients, counted over all buckets, to a number of steps per rank, on average."""
         return gradients / (len(family.names) * self.size_of(family.process_set))
 
-    def next_micro_batch(self, applier: Applier, *, begins: bool, waits: bool = True) -> tuple[int, int] | None:
+    def next_micro_batch(self, family: _attach.Family | None, *, begins: bool, waits: bool) -> tuple[int, int] | None:
         """Block until this rank may begin a micro-batch of the open update, or must first apply the last update.
 
         With `begins` this rank begins the micro-batch at once. Returns the numbers of micro-batch and update, or None
         if this rank must first apply the last update, or if `waits` is False and the call would have to block.
         """
-        family = applier.family
         if family is None:
             raise ValueError("this optimizer shares no work: its process set was removed, or no parameter is trained")
-        with self._taking_rounds((applier,)) as meanwhile:
+        with self._taking_rounds() as meanwhile:
             while True:
                 found = family.next_micro_batch(begins, waits, meanwhile.drainings)
                 if found is not None or not waits or family.has_round:
                     return found
                 meanwhile.apply()
 
-    def wait(self, handle: HANDLE) -> None:
+    def wait(self, handle: _attach.Handle) -> None:
         """Block until the result of an arrival is there. Meanwhile this thread's optimizers may apply missed rounds."""
         if handle.poll():
             handle.wait(())
@@ -540,10 +538,6 @@ class Runtime:
                 self._meetings[number] = meeting
         return meeting
 
-    def _meeting_of(self, process_set: int) -> healing.Meeting | None:
-        with self._meetings_lock:
-            return self._meetings.get(process_set) if self._has_met.is_current else None
-
     def add_process_set(self, process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         """Flush every process set in use, then call Horovod's `add_process_set`. All ranks must call this.
 
@@ -592,9 +586,10 @@ class Runtime:
                 appliers = self._appliers_of(process_set)
             sharers = self._sharers()
             for sharer in sharers:
-                sharer.leave()
+                sharer.work.leave()
             families = [family.names for applier in appliers if (family := applier.family) is not None]
-            meeting = self._meeting_of(process_set) if compares else None
+            with self._meetings_lock:
+                meeting = self._meetings.get(process_set) if compares and self._has_met.is_current else None
             if meeting is not None:
                 meeting.come()
             with self._taking_rounds(appliers) as meanwhile:
@@ -615,17 +610,15 @@ class Runtime:
             # Under WorkSharing a rank begins a micro-batch again after a flush, just before ranks compare their replicas.
             # No rank trains on before all ranks have come to compare. So no update of work sharing leaves a rank out.
             for sharer in here:
-                sharer.come_back()
+                sharer.work.come_back()
             if meeting is not None and meets:
                 replicas = [(applier.family, applier.replica) for applier in appliers]
                 healing.compare(
                     meeting, [(f, replica) for f, replica in replicas if f is not None and replica is not None], joined
                 )
-            for sharer in returning:
-                if (
-                    sharer not in here
-                ):  # optimizers of other process sets, whose ranks differ, begin micro-batches only now
-                    sharer.come_back()
+            # Optimizers of other process sets, whose ranks differ, begin micro-batches only now.
+            for sharer in set(returning).difference(here):
+                sharer.work.come_back()
 
     @contextmanager
     def _turn_to_flush(self, process_set: int) -> Iterator[None]:
@@ -652,7 +645,7 @@ class Runtime:
         for averager in self._of_this_thread(self._averagers):
             averager.settle()
 
-    def _sharers(self) -> list[Sharer]:
+    def _sharers(self) -> list[Any]:
         return [applier for applier in self.exchanges() if applier.shares_work]
 
     def _take_over(self) -> bool:
@@ -662,11 +655,11 @@ class Runtime:
         thread lets other ranks compute the micro-batch. Returns whether there was an unfinished micro-batch.
         """
         sharers = [applier for applier in self._of_other_threads() if applier.shares_work and applier.family]
-        idle: list[Sharer] = []
+        idle: list[Any] = []
         end = time.monotonic() + _BUSY_SECONDS
         while len(idle) < len(sharers) and time.monotonic() < end:
-            idle = _unmoved(sharers, lambda sharer: (sharer.rounds, sharer.begun))
-        left = [sharer for sharer in idle if sharer.begun is not None]
+            idle = _unmoved(sharers, lambda sharer: (sharer.work.rounds, sharer.work.begun))
+        left = [sharer for sharer in idle if sharer.work.begun is not None]
         for sharer in left:
             sharer.thread = this_thread()
         return bool(left)

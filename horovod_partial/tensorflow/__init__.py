@@ -21,20 +21,9 @@ import horovod_partial.tensorflow.elastic as elastic  # noqa: PLR0402 (the `from
 from horovod_partial import policies
 from horovod_partial.names import modules
 from horovod_partial.policies import *
+from horovod_partial.tensorflow import operations
 from horovod_partial.tensorflow.balancing import BalancedBatchSampler
-from horovod_partial.tensorflow.operations import (
-    add_process_set,
-    average,
-    flush,
-    init,
-    join,
-    partial_allreduce,
-    partial_stats,
-    record,
-    remove_process_set,
-    shutdown,
-    watch,
-)
+from horovod_partial.tensorflow.operations import *
 from horovod_partial.tensorflow.optimizer import DistributedOptimizer
 from horovod_partial.tensorflow.tape import DistributedGradientTape
 from horovod_partial.tensorflow.variables import broadcast_variables
@@ -44,20 +33,10 @@ __all__ = [
     "DistributedGradientTape",
     "DistributedOptimizer",
     "HorovodInternalError",
-    "add_process_set",
-    "average",
     "broadcast_variables",
     "elastic",
-    "flush",
-    "init",
-    "join",
-    "partial_allreduce",
-    "partial_stats",
-    "record",
-    "remove_process_set",
-    "shutdown",
-    "watch",
 ]
+__all__ += operations.__all__
 __all__ += policies.__all__
 __getattr__ = policies.of_module(__name__)
 __dir__ = modules.listing(__all__)

@@ -48,7 +48,7 @@ class TensorFlowState(elastic.VariablesState):
     own class of this name does not broadcast variables of TensorFlow 2.
     """
 
-    functions = elastic.Functions(broadcast_variables, broadcast_object, rank)
+    functions = broadcast_variables, broadcast_object, rank
 
 
 class TensorFlowKerasState(elastic.KerasState):

@@ -16,6 +16,20 @@ from horovod_partial.policies import Full, ModelPolicy, Policy
 from horovod_partial.runtime import bucket_config, round_stats
 from horovod_partial.tensorflow.graph import arrive, runtime, wire_dtype
 
+__all__ = [
+    "add_process_set",
+    "average",
+    "flush",
+    "init",
+    "join",
+    "partial_allreduce",
+    "partial_stats",
+    "record",
+    "remove_process_set",
+    "shutdown",
+    "watch",
+]
+
 Tensors: TypeAlias = "tf.Tensor | Sequence[tf.Tensor]"
 
 add_process_set = runtime.add_process_set

@@ -23,26 +23,10 @@ from horovod_partial import policies
 from horovod_partial.merging import MergedGradients
 from horovod_partial.names import modules
 from horovod_partial.policies import *
+from horovod_partial.torch import operations
 from horovod_partial.torch.balancing import BalancedBatchSampler
 from horovod_partial.torch.model_operations import average, average_async
-from horovod_partial.torch.operations import (
-    add_process_set,
-    flush,
-    init,
-    join,
-    partial_allreduce,
-    partial_allreduce_,
-    partial_allreduce_async,
-    partial_allreduce_async_,
-    partial_stats,
-    poll,
-    record,
-    remove_process_set,
-    round_info,
-    shutdown,
-    synchronize,
-    watch,
-)
+from horovod_partial.torch.operations import *
 from horovod_partial.torch.optimizer import DistributedOptimizer
 from horovod_partial.torch.replicas import (
     assert_replicas_equal,
@@ -57,7 +41,6 @@ __all__ = [
     "BalancedBatchSampler",
     "DistributedOptimizer",
     "MergedGradients",
-    "add_process_set",
     "assert_replicas_equal",
     "average",
     "average_async",
@@ -65,24 +48,10 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "elastic",
-    "flush",
     "follow_rounds",
-    "init",
-    "join",
-    "partial_allreduce",
-    "partial_allreduce_",
-    "partial_allreduce_async",
-    "partial_allreduce_async_",
-    "partial_stats",
-    "poll",
-    "record",
-    "remove_process_set",
-    "round_info",
     "save_checkpoint",
-    "shutdown",
-    "synchronize",
-    "watch",
 ]
+__all__ += operations.__all__
 __all__ += policies.__all__
 __getattr__ = policies.of_module(__name__)
 __dir__ = modules.listing(__all__)

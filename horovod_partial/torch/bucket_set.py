@@ -86,8 +86,7 @@ class BucketSet:
     def enter(self, replica: ReplicaState | None) -> None:
         """Name the buckets, in the first call after each `hvd.init()`. Later calls do nothing.
 
-        Names contain numbers of optimizers. All ranks must number anew, because a rank that is new in an elastic job
-        begins at 1. `replica` has the parameters that ranks compare; if it is None, nothing is compared.
+        `replica` has the parameters that ranks compare; if it is None, nothing is compared.
         """
         if not self._tenure.enter():
             return

@@ -183,7 +183,7 @@ def _reduce_last_group(optimizer: Any) -> None:
 
 def _is_synchronized(optimizer: Any) -> bool:
     """Return whether gradients are reduced. `_synchronized` may be out of date: skipped steps leave it True."""
-    return optimizer._synchronized and not optimizer.is_under_way()
+    return optimizer._synchronized and not optimizer._exchange.is_under_way
 
 
 def _make_weak_hook(optimizer: Any, parameter: torch.nn.Parameter) -> Callable[..., None]:

@@ -102,11 +102,9 @@ class StepState(NamedTuple):
 class LateGradients(RoundApplier):
     """Combines an optimizer's gradients under a gradient policy. Implements `runtime.appliers.AheadApplier`.
 
-    A late rank applies its missed rounds in its next step, or in a flush. It applies them earlier, while the program
-    waits for something else, in two cases. First, the rank has missed `replay_limit - 1` rounds: the core would add up
-    rounds beyond `replay_limit`. Second, the program has waited for a second: other ranks may wait for this rank in a
-    round hook. In both cases the rounds are applied to a copy of the model, because the program may still use the
-    model. With `missed="latest"` a late rank gets only the newest result, and never during such a wait.
+    A late rank applies its missed rounds in its next step, or in a flush; or earlier, while the program waits for
+    something else, to a copy of the model (`runtime.appliers.Meanwhile` says when). With `missed="latest"` it gets only
+    the newest result, and never during such a wait.
     """
 
     shares_work = False
@@ -352,10 +350,6 @@ class LateGradients(RoundApplier):
         if not all(group.get("train_mode", True) for group in optimizer.param_groups):
             return False
         return self._has_arrived or self._state.phase is Phase.AHEAD or not self.is_under_way
-
-    @property
-    def hooks_wait(self) -> bool:
-        return self.round_steps.hooks_wait
 
     @property
     def is_ahead(self) -> bool:

@@ -59,7 +59,7 @@ class ModelExchange(models.ModelExchange, Exchange):
     ValueError. Only policies with "buffers" in `average` use `named_buffers`.
     """
 
-    runtime = runtime
+    runtime, signal = runtime, staticmethod(signal)
 
     def __init__(
         self,
@@ -202,9 +202,6 @@ class ModelExchange(models.ModelExchange, Exchange):
         if self._forward_hook is not None:
             self._forward_hook.remove()
             self._forward_hook = None
-
-    def _signal(self) -> None:
-        signal(self.signal_name, self.process_set)
 
     def _average_over_all(
         self, model: Sequence[torch.Tensor], name: str, policy: WeightedAverage, work: int

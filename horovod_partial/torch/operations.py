@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from typing import Any
 
 import torch
@@ -18,11 +19,56 @@ from horovod_partial.policies import Full, Policy
 from horovod_partial.runtime import bucket_config, round_stats
 from horovod_partial.runtime.build import library_of
 from horovod_partial.runtime.runtime import Runtime
-from horovod_partial.torch import horovod_waits
 from horovod_partial.torch.devices import check_device, device_number, stream_handle
 
+__all__ = [
+    "add_process_set",
+    "flush",
+    "init",
+    "join",
+    "partial_allreduce",
+    "partial_allreduce_",
+    "partial_allreduce_async",
+    "partial_allreduce_async_",
+    "partial_stats",
+    "poll",
+    "record",
+    "remove_process_set",
+    "round_info",
+    "shutdown",
+    "synchronize",
+    "watch",
+]
+
 runtime = Runtime(mpi_ops, library_of(mpi_lib_v2), torch.from_numpy, waits_are_told=True)
-horovod_waits.install(runtime)
+
+_wait, _poll = mpi_ops.mpi_lib.horovod_torch_wait_and_clear, mpi_ops.mpi_lib.horovod_torch_poll
+_LEAST_NS = 50_000  # shorter waits for Horovod's operations are not recorded: the operation was nearly over
+
+
+def _wait_and_clear(handle: int) -> None:
+    """Replace Horovod's wait: let this thread's optimizers apply missed rounds, and note how long the wait took."""
+    if _poll(handle):
+        _wait(handle)
+        return
+    begin = time.monotonic_ns()
+    try:
+        with runtime.in_horovods_wait(lambda: bool(_poll(handle))):
+            _wait(handle)
+    finally:
+        end = time.monotonic_ns()
+        if runtime.notes_waits and end - begin > _LEAST_NS:
+            runtime.core.record_wait(begin, end)  # times of time.monotonic_ns
+
+
+def _is_over(handle: int) -> int:
+    """Replace Horovod's question whether an operation is over: this thread's optimizers may apply missed rounds."""
+    over: int = _poll(handle)
+    runtime.asks_horovod(over=bool(over))
+    return over
+
+
+mpi_ops.mpi_lib.horovod_torch_wait_and_clear, mpi_ops.mpi_lib.horovod_torch_poll = _wait_and_clear, _is_over
 
 add_process_set = runtime.add_process_set
 remove_process_set = runtime.remove_process_set

@@ -67,7 +67,7 @@ def take_over(optimizer: Any, process_set: ProcessSet) -> None:
     earlier = {owner for owner in map(_owners.get, parameters) if owner not in (None, optimizer.ownership)}
     alive = [wrapped for owner in earlier if (wrapped := owner.optimizer()) is not None]
     for wrapped in alive:
-        if wrapped.is_under_way():
+        if wrapped._exchange.is_under_way:
             raise ValueError(
                 "this optimizer shares parameters with an earlier hvd.DistributedOptimizer, whose gradients are under way: call "
                 "its step() or zero_grad() first"
@@ -76,7 +76,7 @@ def take_over(optimizer: Any, process_set: ProcessSet) -> None:
         owner.rest()
     for wrapped in alive:
         wrapped.gives_way = True
-        wrapped.stop_reducing()
+        wrapped._exchange.stop_reducing()
     for parameter in parameters:
         _owners[parameter] = optimizer.ownership
     if is_new:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from horovod_partial.exchange.work_sharing import SharedWork
-from horovod_partial.runtime.appliers import Thread, this_thread
+from horovod_partial.runtime.appliers import this_thread
 from horovod_partial.torch.buckets import GradientFamily, MicroBatchBucket
 from horovod_partial.torch.micro_batches import evaluate
 from horovod_partial.torch.operations import runtime
@@ -24,6 +24,7 @@ class SharedGradients(RoundApplier):
     `work` decides which micro-batch this rank makes.
     """
 
+    shares_work = True
     buckets: list[MicroBatchBucket]
     work: SharedWork
 
@@ -41,16 +42,7 @@ class SharedGradients(RoundApplier):
         if self.work.is_alone:
             self.unscales = self._grad_scaler is not None and self._grad_scaler.is_enabled()
         else:
-            runtime.take_part_in_flushes(self.work)
-
-    @property
-    def thread(self) -> Thread:
-        """The thread that took the last step."""
-        return self.work.thread
-
-    @thread.setter
-    def thread(self, thread: Thread) -> None:
-        self.work.thread = thread
+            runtime.take_part_in_flushes(self)
 
     @property
     def rounds(self) -> int:

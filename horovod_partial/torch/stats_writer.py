@@ -28,9 +28,8 @@ class PartialStatsWriter:
     `horovod_partial/fresh`: the mean number of ranks that were on time for a round; `horovod_partial/staleness`: the mean
     staleness of contributions, in rounds; `horovod_partial/waited_seconds`: how long this rank waited for results.
     An optimizer under `hvd.Full()` has no rounds, so it adds nothing to these tags. If ranks are watched (`hvd.watch`),
-    rank 0 also writes `horovod_partial/slow_ranks`: the number of slow ranks; and `horovod_partial/slowness`: the
-    compute time of the slowest of these ranks divided by that of the median rank (for pauses: the time of the job divided by
-    what that would be without them), or 1 if no rank is slow.
+    rank 0 also writes `horovod_partial/slow_ranks`: the number of slow ranks; and `horovod_partial/slowness`: that of
+    the slowest of these ranks (`docs/slow-ranks.md`), or 1 if no rank is slow.
 
     Args:
         writer: a `torch.utils.tensorboard.SummaryWriter` of this rank, or any object with the same `add_scalar`.

@@ -82,7 +82,7 @@ class Exchange:
         return False
 
     def stop_reducing(self) -> None:
-        """Do not reduce the gradients of later backward passes, because another wrapper reduces them."""
+        """Do not reduce the gradients of later backward passes: another wrapper does. Still deliver late contributions."""
 
     def flush_optimizer(self, optimizer: Any) -> None:
         """Deliver late contributions and apply missed rounds. Under a policy of models, make all models equal."""
@@ -211,14 +211,6 @@ class Methods(torch.optim.Optimizer):
         exchange.set_passes(self.backward_passes_per_step)
         self._rounds_before = runtime.generation, rounds - exchange.rounds
         take_over(self, exchange.process_set)
-
-    def is_under_way(self) -> bool:
-        """Return whether gradients wait for a step of the optimizer."""
-        return self._exchange.is_under_way
-
-    def stop_reducing(self) -> None:
-        """Do not reduce the gradients of later backward passes. Late contributions are still delivered."""
-        self._exchange.stop_reducing()
 
     @property
     def process_set(self) -> ProcessSet:

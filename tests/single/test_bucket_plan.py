@@ -5,8 +5,7 @@ from horovod.torch.compression import Compression
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_partial.exchange import bucket_plan
-from horovod_partial.exchange.bucket_options import positions_of
+from horovod_partial.exchange.bucket_options import pack, positions_of
 from horovod_partial.torch.buckets import GradientBucket, kind
 
 
@@ -18,9 +17,7 @@ def plan(
     listed: list[torch.nn.Parameter], groups: list[list[int]], bucket_bytes: float
 ) -> list[list[torch.nn.Parameter]]:
     sizes = [p.numel() * p.element_size() for p in listed]
-    return [
-        [listed[i] for i in bucket] for bucket in bucket_plan.plan([*map(kind, listed)], sizes, groups, bucket_bytes)
-    ]
+    return [[listed[i] for i in bucket] for bucket in pack([*map(kind, listed)], sizes, groups, bucket_bytes)]
 
 
 def sizes(buckets: list[list[torch.nn.Parameter]]) -> list[list[int]]:

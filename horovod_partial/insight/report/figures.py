@@ -114,9 +114,7 @@ def _parts(runs: Runs) -> Plot:
         if np.max(seconds) < _LEAST_SECONDS:
             continue
         figure.add_bar(y=names, x=1e3 * np.array(seconds), name=part, orientation="h", marker_color=colour)
-    figure.update_layout(barmode="stack", height=_height(len(names)))
-    _axes(figure, "mean time of a step (ms)", "", autorange="reversed", type="category")
-    figure.update_layout(margin_l=_left(names))
+    _axes_of_ranks(figure, "mean time of a step (ms)", names, barmode="stack")
     return Plot(
         "What a step's time went to",
         "A bar is a rank's mean step. Where a step has several backward passes, backward contains forward. "
@@ -232,17 +230,14 @@ def _heat(runs: Runs, edges: NDArray[np.int64], values: Floats, unit: str, span:
         },
         hovertemplate="%{y}, step %{x}: %{z:.2f} " + unit + "<extra></extra>",
     )
-    _axes(figure, "step", "", autorange="reversed", type="category")
-    figure.update_layout(height=_height(len(names)) + 55, margin_t=10, margin_l=_left(names))
+    _axes_of_ranks(figure, "step", names, above=55, margin_t=10)
     return figure
 
 
-def _height(rows: int) -> int:
-    return min(150 + 24 * rows, 900)
-
-
-def _left(names: list[str]) -> int:
-    return max(60, 8 * max(map(len, names)))
+def _axes_of_ranks(figure: go.Figure, x: str, names: list[str], above: int = 0, **layout: Any) -> None:
+    _axes(figure, x, "", autorange="reversed", type="category")
+    height, left = min(150 + 24 * len(names), 900) + above, max(60, 8 * max(map(len, names)))
+    figure.update_layout(height=height, margin_l=left, **layout)
 
 
 def _axes(figure: go.Figure, x: str, y: str, **of_y: Any) -> None:
