@@ -252,7 +252,7 @@ class Center final : public Monitor::Watch {
   const int size_;
   const milliseconds interval_;
   const Calls calls_;
-  const std::string secret_ = RandomLetters(Hello::kSecretBytes);
+  const std::string secret_ = RandomText(Hello::kSecretBytes);
   const Listener listener_;
   std::list<Peer> peers_;
   bool out_of_files_ = false;  // true if a connection could not be accepted; rank 0 tries again in the next interval

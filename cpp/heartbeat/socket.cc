@@ -196,10 +196,10 @@ std::optional<Connection> Connect(const std::string& address, std::uint16_t port
   return Connection(std::move(file));
 }
 
-std::string RandomLetters(std::size_t count) {
+std::string RandomText(std::size_t count) {
   std::string text(count, '\0');
   if (getrandom(text.data(), count, 0) != static_cast<ssize_t>(count)) Throw("getrandom");
-  for (char& letter : text) letter = static_cast<char>('a' + (letter & 15));
+  for (char& character : text) character = static_cast<char>('0' + (character & 63));
   return text;
 }
 

@@ -328,7 +328,7 @@ TEST_F(PossibleArrivalsTest, NotBeforeTenTimesItsLongestInterval) {
 TEST_F(PossibleArrivalsTest, AThreadThatIsBlockedAtItsArrivalWaits) {
   HaveTwoBuckets();
   first_.Do([this] { waits_->Arrive({Caller::Kind::kBlockedThread}, round_, now_); });
-  waits_->Open(now_);
+  waits_->SetOpen(true, now_);
   EXPECT_EQ(waits_->UnattendedSince(), now_);
   now_ += 6ms;
   EXPECT_THAT(Look().waiting.names, ElementsAre("bucket"));

@@ -36,7 +36,7 @@ class Heartbeats {
 
 // The first message of a rank to rank 0: the secret of the job, and the number of the rank.
 struct Hello {
-  static constexpr std::size_t kSecretBytes = 32;  // letters
+  static constexpr std::size_t kSecretBytes = 16;  // printable characters
   static constexpr std::size_t kBytes = 4 + kSecretBytes + 4;
 
   std::string secret;
