@@ -138,7 +138,11 @@ void Coordination::NoteFailure(Rank rank, const std::string& failure) {
 
 std::vector<Closing> Coordination::Decide(const Report* own, bool joined, Time now) {
   joined_[0] = joined;
-  if (joined) join_devices_[0] = OwnJoinDevice();
+  if (joined) {
+    auto& queue = QueueAccess::Of(controller_);
+    std::lock_guard<std::mutex> lock(queue.mutex_);
+    join_devices_[0] = queue.tensor_table_.at(JOIN_TENSOR_NAME).device;
+  }
   std::vector<Closing> closings;
   if (own != nullptr) {
     Observe(0, *own, now);
@@ -167,12 +171,6 @@ std::vector<Closing> Coordination::Decide(const Report* own, bool joined, Time n
       closing.error = "groups of ranks do not work with Horovod's operation " + refusal + ".";
   }
   return closings;
-}
-
-int Coordination::OwnJoinDevice() const {
-  auto& queue = QueueAccess::Of(controller_);
-  std::lock_guard<std::mutex> lock(queue.mutex_);
-  return queue.tensor_table_.at(JOIN_TENSOR_NAME).device;
 }
 
 // Leaves joined ranks out of a round if the reduction cannot read their zeros. Horovod puts the zeros of a joined rank
@@ -271,7 +269,7 @@ bool Coordination::AddFailure(const std::string& failure, hvd::ResponseList& res
 
 Coordination::Statistics Coordination::statistics() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return {coordinator_.ArrivalOffsets(), coordinator_.UnconnectedWindows()};
+  return coordinator_.Counted();
 }
 
 }  // namespace horovod_partial::attach

@@ -55,16 +55,12 @@ class Coordination {
 
   const Declaration& declaration(const std::string& bucket) const { return coordinator_.declaration(bucket); }
 
-  // The coordinator's counts. The keys are the names of buckets. Any thread may ask for the counts.
-  struct Statistics {
-    std::map<std::string, Coordinator::Offsets> offsets;
-    std::map<std::string, std::int64_t> unconnected_windows;
-  };
+  // What the coordinator has counted, by the names of buckets. Any thread may ask for the counts.
+  using Statistics = std::map<std::string, Coordinator::Counts>;
   Statistics statistics() const;
 
  private:
   void Observe(Rank rank, const Report& report, Time now);
-  int OwnJoinDevice() const;
   std::string LeaveOutZerosElsewhere(Closing& closing, const std::string& refusal) const;
 
   hvd::Controller& controller_;

@@ -4,7 +4,6 @@
 #include <string>
 
 #include "attach/horovod.h"
-#include "attach/host_stream.h"
 #if HAVE_CUDA
 #include "attach/cuda/memory.h"
 #endif

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 
 #include "core/values/memory.h"
@@ -33,6 +34,16 @@ class Stream {
   virtual std::shared_ptr<ReadyEvent> Record() const = 0;
   // Blocks until all work that is queued on the stream now is done.
   virtual void Synchronize() const = 0;
+};
+
+// The stream of the host, which queues nothing.
+class HostStream final : public Stream {
+ public:
+  int device() const override { return Memory::kHost; }
+  void Copy(void* target, const void* source, std::size_t bytes) const override { std::memcpy(target, source, bytes); }
+  void Zero(void* data, std::size_t bytes) const override { std::memset(data, 0, bytes); }
+  std::shared_ptr<ReadyEvent> Record() const override { return nullptr; }
+  void Synchronize() const override {}
 };
 
 // Returns the stream with this handle on the device. The handle of the host's stream is 0.

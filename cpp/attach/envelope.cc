@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/values/bytes.h"
+
 namespace horovod_partial::attach {
 namespace {
 
@@ -46,13 +48,13 @@ hvd::Request Enclose(const Report& report, Rank rank) {
   request.set_request_type(hvd::Request::ALLREDUCE);
   request.set_tensor_type(hvd::DataType::HOROVOD_UINT8);
   request.set_reduce_op(TravellingSum());
-  request.set_tensor_name(kReport + Encode(report));
+  request.set_tensor_name(kReport + BytesOf(report));
   return request;
 }
 
 std::optional<Report> Open(const hvd::Request& request) {
   if (!StartsWith(request.tensor_name(), kReport)) return std::nullopt;
-  return DecodeReport(request.tensor_name().substr(kReport.size()));
+  return FromBytes<Report>(request.tensor_name().substr(kReport.size()), "a report");
 }
 
 void Enclose(const std::vector<Closing>& closings, hvd::Response& response) {
@@ -76,14 +78,14 @@ hvd::Response Enclosed(const std::vector<Grants>& grants) {
   hvd::Response response;
   response.set_response_type(hvd::Response::ERROR);
   response.set_tensor_names({WireName(kGrants)});
-  response.set_error_message(Encode(grants));
+  response.set_error_message(BytesOf(grants));
   return response;
 }
 
 std::vector<Grants> TakeGrants(hvd::ResponseList& responses) {
   const auto& last = responses.responses().back();
   if (last.tensor_names().empty() || last.tensor_names()[0] != WireName(kGrants)) return {};
-  std::vector<Grants> grants = DecodeGrants(last.error_message());
+  auto grants = FromBytes<std::vector<Grants>>(last.error_message(), "grants");
   std::vector<hvd::Response> others = responses.responses();
   others.pop_back();
   responses.set_responses(others);

@@ -95,11 +95,6 @@ void GroupCommunicators::ReduceAlone(const std::vector<hvd::TensorTableEntry>& e
   }
 }
 
-Carrier GroupCommunicators::HostCarrier(Carrier carrier) const {
-  if (carrier != Carrier::kNccl) return carrier;
-  return state_.control_operation == hvd::LibType::MPI ? Carrier::kMpi : Carrier::kGloo;
-}
-
 void GroupCommunicators::Use(const Partition& partition, Carrier carrier) {
   for (const Members& group : GroupsOf(partition)) {
     for (const Members& evicted : cache_.Use(group)) {
@@ -116,12 +111,15 @@ void GroupCommunicators::Use(const Partition& partition, Carrier carrier) {
   const Members members = GroupOf(partition, rank_, size_);
   if (members.size() < 2 || made_.count(members) > 0) return;
   const auto start = std::chrono::steady_clock::now();
-  made_[members] = Make(members, HostCarrier(carrier));
+  made_[members] = Make(members, carrier);
   ++made_count_;
   setup_ += std::chrono::steady_clock::now() - start;
 }
 
 GroupCommunicators::Communicator GroupCommunicators::Make(const Members& members, Carrier carrier) const {
+  // MakeNcclGroup sets up NCCL's communicator over that of the library of Horovod's controller.
+  if (carrier == Carrier::kNccl)
+    carrier = state_.control_operation == hvd::LibType::MPI ? Carrier::kMpi : Carrier::kGloo;
   Communicator made;
 #if HAVE_MPI
   if (carrier == Carrier::kMpi) {

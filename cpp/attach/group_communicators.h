@@ -65,9 +65,6 @@ class GroupCommunicators {
                             const Reduce& reduce);
   static void ReduceAlone(const std::vector<hvd::TensorTableEntry>& entries, const hvd::Response& response);
   Communicator Make(const Members& members, Carrier carrier) const;
-  // Returns MPI or Gloo: the library with which Make makes a communicator. For NCCL it is the library of Horovod's
-  // controller, because MakeNcclGroup sets up NCCL's communicator over that of the controller's library.
-  Carrier HostCarrier(Carrier carrier) const;
 
   hvd::HorovodGlobalState& state_;
   hvd::ProcessSet& process_set_;

@@ -20,7 +20,7 @@ namespace {
 std::timed_mutex handshake_mutex;
 
 // Raise this number when messages between ranks change. If only Declaration changes, Fingerprint changes by itself.
-constexpr std::int64_t kMessages = 9;
+constexpr std::int64_t kMessages = 10;
 
 // Returns a number for the format of our messages. In the handshake Horovod sums this number over all ranks. Each rank
 // compares the sum with its own number times the number of ranks. Both are equal if all ranks have the same number.

@@ -113,58 +113,46 @@ constexpr char kRecvReadyTensors[] =
 constexpr char kRecvReadyTensors[] = "16RecvReadyTensorsERSt6vectorISsSaISsEERS2_INS0_11RequestListESaIS6_EE";
 #endif
 
-// A hook, and the slot of a virtual table that the hook is going to fill.
-struct Prepared {
-  Slot slot;
-  void* hook;
-};
-
-template <class Function>
-Prepared Prepare(const Library& library, const std::string& class_name, const std::string& method, Function* hook) {
-  void* const address = reinterpret_cast<void*>(hook);
-  return {Slot(library, class_name, method, address), address};
-}
-
-void PrepareController(std::vector<Prepared>& prepared, const Library& library, const std::string& name) {
-  const auto prepare = [&](const std::string& method, auto* hook) {
-    prepared.push_back(Prepare(library, name, method, hook));
+void FindController(std::vector<Slot>& slots, const Library& library, const std::string& name) {
+  const auto find = [&](const std::string& method, auto* hook) {
+    slots.emplace_back(library, name, method, reinterpret_cast<void*>(hook));
   };
-  prepare("16DoInitializationEv", &DoInitialization);
-  prepare("19CrossRankBitwiseAndERSt6vectorIxSaIxEEi", &CrossRankBitwiseAnd);
-  prepare("16SendReadyTensorsERNS0_11RequestListE", &SendReadyTensors);
-  prepare(kRecvReadyTensors, &RecvReadyTensors);
-  prepare("16SendFinalTensorsERNS0_12ResponseListE", &SendFinalTensors);
-  prepare("16RecvFinalTensorsERNS0_12ResponseListE", &RecvFinalTensors);
+  find("16DoInitializationEv", &DoInitialization);
+  find("19CrossRankBitwiseAndERSt6vectorIxSaIxEEi", &CrossRankBitwiseAnd);
+  find("16SendReadyTensorsERNS0_11RequestListE", &SendReadyTensors);
+  find(kRecvReadyTensors, &RecvReadyTensors);
+  find("16SendFinalTensorsERNS0_12ResponseListE", &SendFinalTensors);
+  find("16RecvFinalTensorsERNS0_12ResponseListE", &RecvFinalTensors);
 }
 
 template <Carrier carrier>
-void PrepareOperation(std::vector<Prepared>& prepared, const Library& library, const std::string& name) {
-  prepared.push_back(
-      Prepare(library, name, "7ExecuteERSt6vectorINS0_16TensorTableEntryESaIS3_EERKNS0_8ResponseE", &Execute<carrier>));
+void FindOperation(std::vector<Slot>& slots, const Library& library, const std::string& name) {
+  slots.emplace_back(library, name, "7ExecuteERSt6vectorINS0_16TensorTableEntryESaIS3_EERKNS0_8ResponseE",
+                     reinterpret_cast<void*>(&Execute<carrier>));
 }
 
 }  // namespace
 
 void InstallHooks(const Library& library) {
-  std::vector<Prepared> prepared;
+  std::vector<Slot> slots;
 #if HAVE_GLOO
-  PrepareController(prepared, library, "GlooController");
-  PrepareOperation<Carrier::kGloo>(prepared, library, "GlooAllreduce");
+  FindController(slots, library, "GlooController");
+  FindOperation<Carrier::kGloo>(slots, library, "GlooAllreduce");
 #endif
 #if HAVE_MPI
-  PrepareController(prepared, library, "MPIController");
-  PrepareOperation<Carrier::kMpi>(prepared, library, "MPIAllreduce");
+  FindController(slots, library, "MPIController");
+  FindOperation<Carrier::kMpi>(slots, library, "MPIAllreduce");
 #endif
 #if HAVE_NCCL
-  PrepareOperation<Carrier::kNccl>(prepared, library, "NCCLAllreduce");  // Horovod has no controller for NCCL
+  FindOperation<Carrier::kNccl>(slots, library, "NCCLAllreduce");  // Horovod has no controller for NCCL
 #endif
-  for (const auto& [slot, hook] : prepared) slot.MakeWritable();
+  for (const Slot& slot : slots) slot.MakeWritable();
   {
     std::lock_guard<std::mutex> lock(originals_mutex);
-    for (const auto& [slot, hook] : prepared) Originals()[{slot.table(), hook}] = slot.original();
+    for (const Slot& slot : slots) Originals()[{slot.table(), slot.hook()}] = slot.original();
   }
-  for (const auto& [slot, hook] : prepared) slot.Set(hook);  // changes the tables, after everything that can fail
-  for (const auto& [slot, hook] : prepared) slot.Seal();
+  for (const Slot& slot : slots) slot.Set();  // changes the tables, after everything that can fail
+  for (const Slot& slot : slots) slot.Seal();
 }
 
 }  // namespace horovod_partial::attach

@@ -73,7 +73,7 @@ void** Library::VirtualTable(const std::string& class_name) const {
   return static_cast<void**>(Symbol(name));
 }
 
-Slot::Slot(const Library& library, const std::string& class_name, const std::string& method, const void* hook) {
+Slot::Slot(const Library& library, const std::string& class_name, const std::string& method, void* hook) : hook_(hook) {
   constexpr std::size_t kFirstFunction = 2;  // a virtual table has an offset and type information before its functions
   void** table = library.VirtualTable(class_name);
   table_ = table + kFirstFunction;
@@ -105,7 +105,7 @@ void Slot::MakeWritable() const {
     throw AttachError(std::string("Horovod's virtual tables cannot be written: ") + std::strerror(errno));
 }
 
-void Slot::Set(void* function) const { __atomic_store_n(address_, function, __ATOMIC_SEQ_CST); }
+void Slot::Set() const { __atomic_store_n(address_, hook_, __ATOMIC_SEQ_CST); }
 
 void Slot::Seal() const { Protect(PROT_READ); }
 

@@ -35,19 +35,21 @@ class Slot {
  public:
   // Throws AttachError if no slot of the class's table holds `method` (mangled, without the class) or `hook`. A slot
   // holds the hook already if another framework's Horovod shares the table and has been attached before.
-  Slot(const Library& library, const std::string& class_name, const std::string& method, const void* hook);
+  Slot(const Library& library, const std::string& class_name, const std::string& method, void* hook);
 
+  void* hook() const { return hook_; }
   void* original() const { return original_; }
   const void* table() const { return table_; }  // the address of the table, as it stands in objects of the class
   // Virtual tables lie in memory that is read-only after loading (RELRO), and one page holds many slots. So first call
   // MakeWritable for all slots, then Set for all, then Seal for all. Only MakeWritable may throw (AttachError).
   void MakeWritable() const;
-  void Set(void* function) const;
+  void Set() const;  // puts the hook into the slot
   void Seal() const;
 
  private:
   int Protect(int protection) const;
 
+  void* const hook_;
   const void* table_ = nullptr;
   void** address_ = nullptr;
   void* original_ = nullptr;

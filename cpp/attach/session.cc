@@ -59,12 +59,8 @@ void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_
   record_.emplace(controller_, process_set_id, recorder_);
   if (coordination_ != nullptr) coordination_->Begin(state, process_set_id == 0);
   state_ = &state;
-  WatchForShutdown();
-}
-
-// When Horovod shuts down, it calls a callback of ours, which starts a thread that closes the buckets. The callback
-// must not close the buckets itself, because Horovod holds the lock of its tensor queue during the call.
-void Session::WatchForShutdown() {
+  // When Horovod shuts down, it calls a callback of ours, which starts a thread that closes the buckets. The callback
+  // must not close the buckets itself, because Horovod holds the lock of its tensor queue during the call.
   entries_->AddForShutdown([session = weak_from_this()](const std::string& reason) {
     const auto self = session.lock();
     if (self == nullptr) return;

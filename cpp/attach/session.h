@@ -100,7 +100,6 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   bool ControllerIsGone() const { return alive_.expired(); }
 
  private:
-  void WatchForShutdown();
   std::vector<Closing> OpenAll(const hvd::ResponseList& responses);
   Time ForeignSince(Time now);
   void Guard(const char* hook, const std::function<void()>& body);

@@ -54,7 +54,7 @@ void Sessions::Introduce(hvd::HorovodGlobalState& state, bool waits_are_told) {
   if (global == nullptr || global->ready()) return;  // no session exists if Horovod was initialised before the hooks
   const Engine& engine = global->engine();
   const auto recorder = std::make_shared<recording::Recorder>(
-      recording::Recorder::Origin{engine.rank(), engine.size()},
+      engine.rank(), engine.size(),
       [rank = engine.rank()](const std::string& text) { Log(LogLevel::kError, rank, text); });
   global->SetState(state, 0, recorder, waits_are_told);
   for (const std::int32_t id : state.process_set_table.Ids()) FindForHook(*state.process_set_table.Get(id).controller);
@@ -66,11 +66,6 @@ std::vector<std::shared_ptr<Session>> Sessions::Ready() const {
   for (const auto& [controller, session] : sessions_)
     if (session->ready()) ready.push_back(session);
   return ready;
-}
-
-void Sessions::SetThresholds(const Engine::Thresholds& thresholds) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  thresholds_ = thresholds;
 }
 
 Sessions& SessionsOfProcess() {

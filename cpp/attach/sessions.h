@@ -27,12 +27,12 @@ class Sessions {
   // Returns the sessions that have been given Horovod's state. Any thread may call this.
   std::vector<std::shared_ptr<Session>> Ready() const;
   // Sets the thresholds of all sessions that begin from now on.
-  void SetThresholds(const Engine::Thresholds& thresholds);
+  void SetThresholds(const Engine::Thresholds& thresholds) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    thresholds_ = thresholds;
+  }
 
  private:
-  friend Sessions& SessionsOfProcess();
-  Sessions() = default;  // private, because a process has only one object of this class
-
   mutable std::mutex mutex_;  // guards `sessions_`, `states_` and `thresholds_`
   std::map<hvd::Controller*, std::shared_ptr<Session>> sessions_;
   std::map<hvd::HorovodGlobalState*, bool> states_;  // for each Horovod that had a handshake: `waits_are_told`

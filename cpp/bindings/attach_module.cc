@@ -148,10 +148,9 @@ std::optional<std::pair<int, int>> NextMicroBatch(const FamilyHandle& family, bo
 // Takes the oldest untaken round of an optimizer's buckets. `pointers` has memory for the result of each bucket.
 // Returns the number of gradients in the round, or nothing if this rank can take no round.
 std::optional<int> TakeRound(Engine& engine, const Family& names, const std::vector<std::uintptr_t>& pointers) {
-  std::vector<FamilyBucket> family;
-  for (std::size_t i = 0; i < names.size(); ++i) family.push_back({names[i], reinterpret_cast<void*>(pointers.at(i))});
-  const auto taken = engine.families().TakeRound(family);
-  return taken ? std::optional<int>(taken->gradients) : std::nullopt;
+  std::vector<void*> outputs;
+  for (const std::uintptr_t pointer : pointers) outputs.push_back(reinterpret_cast<void*>(pointer));
+  return engine.families().TakeRound(names, outputs);
 }
 
 // An arrival whose result the application has not fetched yet. A handle keeps the session alive, but not the tensors:
@@ -275,18 +274,10 @@ py::dict Statistics(const LibraryHandle& library, std::int32_t process_set) {
     description["missed_rounds"] = missed_rounds;
     description["completed"] = completed;
     description["unsettled"] = unsettled;
-    if (const auto found = of_coordinator.offsets.find(name); found != of_coordinator.offsets.end()) {
-      const Coordinator::Offsets& offsets = found->second;
-      py::list means;
-      for (std::size_t rank = 0; rank < offsets.count.size(); ++rank) {
-        const auto count = static_cast<double>(offsets.count[rank]);
-        means.append(count > 0 ? offsets.total_seconds[rank] / count : 0.0);
-      }
-      description["arrival_offset_seconds"] = means;
+    if (const auto found = of_coordinator.find(name); found != of_coordinator.end()) {
+      description["arrival_offset_seconds"] = found->second.offsets;
+      if (found->second.unconnected) description["unconnected_windows"] = *found->second.unconnected;
     }
-    if (const auto found = of_coordinator.unconnected_windows.find(name);
-        found != of_coordinator.unconnected_windows.end())
-      description["unconnected_windows"] = found->second;
     result[py::str(name)] = description;
   }
   return result;

@@ -17,7 +17,7 @@ constexpr std::size_t kMostElements = std::numeric_limits<int>::max();
 std::shared_ptr<SharedBucket> BucketMap::Declare(const std::string& name, const BucketConfig& config) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!closed_.empty()) throw EngineError(closed_);
-  ThrowIfLostUnderLock();
+  if (!loss_.empty()) throw EngineError(std::exchange(loss_, {}));
   const std::string rank = "rank " + std::to_string(surroundings_.rank) + ": ";
   if (config.elements() > kMostElements) {
     throw std::invalid_argument(rank + name + " has " + std::to_string(config.elements()) +
@@ -97,10 +97,6 @@ Buckets BucketMap::All() const {
 
 void BucketMap::ThrowIfLost() {
   std::lock_guard<std::mutex> lock(mutex_);
-  ThrowIfLostUnderLock();
-}
-
-void BucketMap::ThrowIfLostUnderLock() {
   if (!loss_.empty()) throw EngineError(std::exchange(loss_, {}));
 }
 

@@ -76,7 +76,6 @@ class BucketMap {
   void ThrowIfLost();
 
  private:
-  void ThrowIfLostUnderLock();
   // Returns the owner of a bucket if the owner lives, else null. Called with the mutex held.
   std::shared_ptr<const Owner> OwnerOf(const std::string& name) const;
 

@@ -207,7 +207,7 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
     flush_rounds += bucket->flush_round ? 1 : 0;
     bucket->statistics.Record(closing);
     surroundings_.collectives.Place(bucket, bucket->core.name(), bucket->config, entry);
-    if (entry.member) bucket->arrivals.Settle();
+    if (entry.member) bucket->arrivals.SetOpen(false, Now());
     if (first && bucket->core.declared()) surroundings_.in_use += bucket->Counts();
     if (closing.ends && !entry.member) End(*bucket, calls);
   }

@@ -21,11 +21,6 @@ Engine::Engine(Collectives& collectives, Rank rank, int size, Thresholds thresho
       thresholds_(thresholds),
       deadlocks_(surroundings_.first_failure->deadlocks()) {}
 
-void Engine::SetRecorder(std::shared_ptr<recording::Recorder> recorder, int process_set) {
-  surroundings_.recorder = std::move(recorder);
-  surroundings_.process_set = process_set;
-}
-
 std::shared_ptr<Operation> Engine::Arrive(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Arrival& arrival,
                                           std::shared_ptr<ReadyEvent> ready,
                                           std::function<void(const Operation&)> on_done, const Caller& caller) {

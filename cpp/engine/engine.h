@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/rounds/bucket.h"
@@ -53,7 +54,10 @@ class Engine {
 
   // Sets the recorder of arrivals, waits and results, and the number of this process set in the recording. Call this
   // before any other function of Engine.
-  void SetRecorder(std::shared_ptr<recording::Recorder> recorder, int process_set);
+  void SetRecorder(std::shared_ptr<recording::Recorder> recorder, int process_set) {
+    surroundings_.recorder = std::move(recorder);
+    surroundings_.process_set = process_set;
+  }
   // Sets whether the Python code reports which threads wait for collectives that the program calls on Horovod itself,
   // such as hvd.allreduce. Call this before any thread contributes.
   void SetWaitsAreTold(bool told) { waits_are_told_ = told; }

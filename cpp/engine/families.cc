@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <memory>
 
 #include "engine/log.h"
 #include "engine/shared_bucket.h"
@@ -16,21 +17,6 @@ void ForEach(const Buckets& buckets, const std::function<void(SharedBucket&)>& f
     function(*bucket);
   }
 }
-
-// A family is the buckets of one optimizer. A bucket with too many untaken results (results that the application has
-// not taken yet) adds up the two oldest. TakeRound takes results from one bucket after the other, and must get the same
-// rounds from all of them. So RoundsToTake forbids these buckets to add up results, and the destructor of this class
-// allows it again.
-class BeingTaken : private NonCopyable {
- public:
-  explicit BeingTaken(const Buckets& family) : family_(family) {}
-  ~BeingTaken() {
-    ForEach(family_, [](SharedBucket& bucket) { bucket.core.BeTaken(false); });
-  }
-
- private:
-  const Buckets& family_;
-};
 
 }  // namespace
 
@@ -61,14 +47,16 @@ bool Families::IsNearlyFull(const Family& family) const {
   return is_nearly_full && RoundsToTake(buckets, false) > 0;
 }
 
-std::optional<TakenRounds> Families::TakeRound(const std::vector<FamilyBucket>& family) {
-  Family names;
-  for (const FamilyBucket& member : family) names.push_back(member.bucket);
-  const Buckets buckets = buckets_.FindAll(names);
-  TakenRounds taken;
-  const BeingTaken being_taken(buckets);  // its destructor lets results be added up again, also after an exception
-  taken.rounds = RoundsToTake(buckets, true);
-  if (taken.rounds == 0) return std::nullopt;
+// A bucket with too many untaken results (results that the application has not taken yet) adds up the two oldest.
+// TakeRound takes results from one bucket after the other, and must get the same rounds from all of them. So
+// RoundsToTake forbids these buckets to add up results. At the end, also after an exception, they may do so again.
+std::optional<int> Families::TakeRound(const Family& family, const std::vector<void*>& outputs) {
+  const Buckets buckets = buckets_.FindAll(family);
+  const std::shared_ptr<void> end(
+      nullptr, [&](void*) { ForEach(buckets, [](SharedBucket& bucket) { bucket.core.BeTaken(false); }); });
+  const int rounds = RoundsToTake(buckets, true);
+  if (rounds == 0) return std::nullopt;
+  int gradients = 0;
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     SharedBucket& bucket = *buckets[i];
     Calls calls;
@@ -79,19 +67,19 @@ std::optional<TakenRounds> Families::TakeRound(const std::vector<FamilyBucket>& 
     if (!bucket.poison.empty() && !is_flushed) throw EngineError(bucket.poison);
     if (bucket.core.full()) surroundings_.news = true;  // other ranks may wait until this bucket has room for results
     try {
-      taken.gradients += bucket.core.TakeRounds(taken.rounds, family[i].output);
+      gradients += bucket.core.TakeRounds(rounds, outputs.at(i));
     } catch (const std::exception& error) {  // an error leaves the family's buckets at different rounds
       bucket.FailAndThrow(error, calls);
     }
   }
-  if (taken.rounds > 1 && !has_warned_.exchange(true)) {
+  if (rounds > 1 && !has_warned_.exchange(true)) {
     Log(LogLevel::kWarning, surroundings_.rank,
         "this rank was blocked, in a collective of Horovod's or a wait for another optimizer, while others trained: " +
-            std::to_string(taken.rounds) + " rounds of " + names.front() +
+            std::to_string(rounds) + " rounds of " + family.front() +
             " had to be applied as one step, so that its model may differ until the next flush. Call optimizer.flush() "
             "on every rank before, say, a long evaluation on one, or give the policy a larger replay_limit");
   }
-  return taken;
+  return gradients;
 }
 
 void Families::Claim(const Family& family) const {

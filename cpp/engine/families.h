@@ -12,18 +12,6 @@
 
 namespace horovod_partial {
 
-// A bucket of a family, and the memory to which the result of a round is written when the application takes the round.
-struct FamilyBucket {
-  std::string bucket;
-  void* output = nullptr;
-};
-
-// How many rounds the application applies as one step. Normally one; more if untaken results had to be added up.
-struct TakenRounds {
-  int rounds = 0;
-  int gradients = 0;  // the number of gradients in the results of all buckets; if 0, there is nothing to apply
-};
-
 // Gives the results of rounds to the application's threads. Each function locks the buckets of a family one after the
 // other. That is safe, because other threads can meanwhile only add the results of newer rounds.
 class Families {
@@ -32,9 +20,11 @@ class Families {
       : surroundings_(surroundings), buckets_(buckets), flush_(flush) {}
 
   // Takes the oldest untaken round that has ended in all buckets of a family on this rank, and writes its results to
-  // the given outputs. Returns nothing if there is no such round, or if the round comes after the flush in which this
-  // rank is. Only the thread that contributes to the family may call this.
-  std::optional<TakenRounds> TakeRound(const std::vector<FamilyBucket>& family);
+  // `outputs`, one for each bucket. If untaken results had to be added up, takes several rounds as one. Returns the
+  // number of gradients in all results; if it is 0, there is nothing to apply. Returns nothing if there is no such
+  // round, or if the round comes after the flush in which this rank is. Only the thread that contributes to the family
+  // may call this.
+  std::optional<int> TakeRound(const Family& family, const std::vector<void*>& outputs);
   bool HasRound(const Family& family) const;
   // Returns true if a family has a round to take, and one of its buckets has room for at most one more untaken result.
   bool IsNearlyFull(const Family& family) const;

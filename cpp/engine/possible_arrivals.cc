@@ -45,6 +45,13 @@ std::shared_ptr<PossibleArrivals::Bringer> PossibleArrivals::Self() {
   return bringer;
 }
 
+// Locks the mutex for an event that may change the answer of Look.
+std::unique_lock<std::mutex> PossibleArrivals::LockForEvent() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  ++events_;
+  return lock;
+}
+
 // SetWaiting, and all private functions below it, are called with the mutex held.
 void PossibleArrivals::SetWaiting(Bringer& bringer, Time since) {
   waiting_ += (since != kNever ? 1 : 0) - (bringer.waits_since != kNever ? 1 : 0);
@@ -53,8 +60,7 @@ void PossibleArrivals::SetWaiting(Bringer& bringer, Time since) {
 
 std::shared_ptr<PossibleArrivals::Bringer> PossibleArrivals::BeginFlush(const void* engine, Time now) {
   auto self = Self();
-  std::lock_guard<std::mutex> lock(mutex_);
-  ++events_;
+  const auto lock = LockForEvent();
   SetWaiting(*self, now);
   self->flushes = engine;
   self->polled = kNever;
@@ -62,8 +68,7 @@ std::shared_ptr<PossibleArrivals::Bringer> PossibleArrivals::BeginFlush(const vo
 }
 
 void PossibleArrivals::EndFlush(Bringer& bringer, Time now) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  ++events_;
+  const auto lock = LockForEvent();
   active_ = now;
   SetWaiting(bringer, kNever);
   bringer.flushes = nullptr;
@@ -71,8 +76,7 @@ void PossibleArrivals::EndFlush(Bringer& bringer, Time now) {
 
 PossibleArrivals::ForeignWait::ForeignWait(std::shared_ptr<PossibleArrivals> bringers, Time now)
     : owner_(std::move(bringers)), self_(owner_->Self()) {
-  std::lock_guard<std::mutex> lock(owner_->mutex_);
-  ++owner_->events_;
+  const auto lock = owner_->LockForEvent();
   before_ = self_->parked_since;
   self_->parked_since = std::min(before_, now);
   self_->awaits.reset();
@@ -80,8 +84,7 @@ PossibleArrivals::ForeignWait::ForeignWait(std::shared_ptr<PossibleArrivals> bri
 }
 
 PossibleArrivals::ForeignWait::~ForeignWait() {
-  std::lock_guard<std::mutex> lock(owner_->mutex_);
-  ++owner_->events_;
+  const auto lock = owner_->LockForEvent();
   self_->parked_since = before_;
   self_->awaits.reset();
   if (before_ == kNever) owner_->parked_.erase(self_);
@@ -140,8 +143,7 @@ PossibleArrivals::Bucket::Bucket(std::shared_ptr<PossibleArrivals> bringers, con
 }
 
 PossibleArrivals::Bucket::~Bucket() {
-  std::lock_guard<std::mutex> lock(owner_->mutex_);
-  ++owner_->events_;
+  const auto lock = owner_->LockForEvent();
   owner_->buckets_.erase(this);
   owner_->open_ -= open_ ? 1 : 0;
   for (const auto& waiter : waiters_) owner_->SetWaiting(*waiter, kNever);
@@ -159,8 +161,7 @@ void PossibleArrivals::Bucket::Add(std::vector<Visit>& visits, const std::shared
 
 void PossibleArrivals::Bucket::Arrive(const Caller& caller, Round round, Time now) {
   const auto self = caller.kind == Caller::Kind::kGraph ? nullptr : owner_->Self();
-  std::lock_guard<std::mutex> lock(owner_->mutex_);
-  ++owner_->events_;
+  const auto lock = owner_->LockForEvent();
   owner_->active_ = arrived_ = now;
   round_ = round;
   if (free_ != kNever && !left_out_) intervals_[next_interval_++ % intervals_.size()] = now - free_;
@@ -221,26 +222,16 @@ void PossibleArrivals::Bucket::ArriveInRun(std::int64_t run, Time now) {
   if (graph_->arrived.size() == graph_->buckets.size()) graph_->complete = now;
 }
 
-void PossibleArrivals::Bucket::Open(Time now) {
-  std::lock_guard<std::mutex> lock(owner_->mutex_);
-  ++owner_->events_;
-  if (std::exchange(open_, true)) return;
-  ++owner_->open_;
-  for (const auto& waiter : waiters_) owner_->SetWaiting(*waiter, now);
-}
-
-void PossibleArrivals::Bucket::Settle() {
-  std::lock_guard<std::mutex> lock(owner_->mutex_);
-  ++owner_->events_;
-  if (!std::exchange(open_, false)) return;
-  --owner_->open_;
-  for (const auto& waiter : waiters_) owner_->SetWaiting(*waiter, kNever);
+void PossibleArrivals::Bucket::SetOpen(bool open, Time now) {
+  const auto lock = owner_->LockForEvent();
+  if (std::exchange(open_, open) == open) return;
+  owner_->open_ += open ? 1 : -1;
+  for (const auto& waiter : waiters_) owner_->SetWaiting(*waiter, open ? now : kNever);
 }
 
 void PossibleArrivals::Bucket::Done(Round round, Time now) {
-  Settle();
-  std::lock_guard<std::mutex> lock(owner_->mutex_);
-  ++owner_->events_;
+  SetOpen(false, now);
+  const auto lock = owner_->LockForEvent();
   outstanding_ = false;
   if (graph_ != nullptr) free_ = owner_->active_ = now;
   if (blocked_ == nullptr) return;
@@ -257,16 +248,14 @@ void PossibleArrivals::Bucket::Collect(const std::shared_ptr<Bringer>& bringer, 
 
 void PossibleArrivals::Bucket::BeginWait(Time now) {
   const auto self = owner_->Self();
-  std::lock_guard<std::mutex> lock(owner_->mutex_);
-  ++owner_->events_;
+  const auto lock = owner_->LockForEvent();
   AddWaiter(self, now);
   if (open_) owner_->SetWaiting(*self, now);
 }
 
 void PossibleArrivals::Bucket::EndWait(bool collects, Round round, Time now) {
   const auto self = owner_->Self();
-  std::lock_guard<std::mutex> lock(owner_->mutex_);
-  ++owner_->events_;
+  const auto lock = owner_->LockForEvent();
   const auto waiter = std::find(waiters_.begin(), waiters_.end(), self);
   if (waiter != waiters_.end()) {
     waiters_.erase(waiter);
@@ -277,8 +266,7 @@ void PossibleArrivals::Bucket::EndWait(bool collects, Round round, Time now) {
 
 void PossibleArrivals::Bucket::Claim(Round round) {
   const auto self = owner_->Self();
-  std::lock_guard<std::mutex> lock(owner_->mutex_);
-  ++owner_->events_;
+  const auto lock = owner_->LockForEvent();
   Add(collections_, self, round);
 }
 

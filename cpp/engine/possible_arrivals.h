@@ -156,10 +156,9 @@ class PossibleArrivals {
 
     // Records a contribution. `round` is the number of rounds of the bucket that have ended on this rank.
     void Arrive(const Caller& caller, Round round, Time now);
-    // Open records that a contribution waits for its round to close. Settle records that this round has begun. Done
-    // records that the result is there. `round` is the number of rounds of the bucket that have ended on this rank.
-    void Open(Time now);
-    void Settle();
+    // SetOpen records that a contribution waits for its round to close, or that this round has begun. Done records that
+    // the result is there. `round` is the number of rounds of the bucket that have ended on this rank.
+    void SetOpen(bool open, Time now);
     void Done(Round round, Time now);
     // Called when a thread begins or ends its wait for the result of this bucket. `collects`: true if the thread takes
     // the result, and so is expected to contribute next.
@@ -204,6 +203,7 @@ class PossibleArrivals {
 
  private:
   std::shared_ptr<Bringer> Self();
+  std::unique_lock<std::mutex> LockForEvent();
   void SetWaiting(Bringer& bringer, Time since);
   std::vector<Bringer*> BringersOf(const Bucket& bucket) const;
   Time WaitsSince(const Bringer& bringer) const;

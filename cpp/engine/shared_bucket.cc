@@ -94,7 +94,7 @@ void SharedBucket::Arrive(Calls& calls) {
   }
   if (SharesWork() && core.state() == Bucket::State::kArrived) return core.Add(operation->arrival.gradients);
   switch (core.Arrive(operation->arrival)) {
-    case Bucket::Arrived::kOnTime: arrivals.Open(arrived); break;
+    case Bucket::Arrived::kOnTime: arrivals.SetOpen(true, arrived); break;
     case Bucket::Arrived::kWaiting: break;
     case Bucket::Arrived::kLate: Complete(true, calls); break;
     case Bucket::Arrived::kBusy:

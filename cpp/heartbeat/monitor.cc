@@ -185,7 +185,7 @@ class Center final : public Monitor::Watch {
         heartbeats_.Heard(*peer.rank);
         peer.words.Add(received.bytes);
         while (const auto word = peer.words.Next()) {
-          const Beat beat = DecodeBeat(*word);
+          const Beat beat = FromBytes<Beat>(*word, "a heartbeat");
           if (stalls_) stalls_->Says(*peer.rank, beat.activity);
           SaysSteps(*peer.rank, beat);
         }
@@ -252,7 +252,7 @@ class Center final : public Monitor::Watch {
   const int size_;
   const milliseconds interval_;
   const Calls calls_;
-  const std::string secret_ = RandomBytes(Hello::kSecretBytes);
+  const std::string secret_ = RandomText(Hello::kSecretBytes);
   const Listener listener_;
   std::list<Peer> peers_;
   bool out_of_files_ = false;  // true if a connection could not be accepted; rank 0 tries again in the next interval
@@ -294,19 +294,22 @@ class Outer final : public Monitor::Watch {
         },
         [&] {
           lasting_.Pass(calls_.look());
-          if (center_) center_->Send(Framed(Encode(Beat{lasting_.last(), {}, {}})));
+          Send({lasting_.last(), {}, {}});
           missing = heartbeats_.Pass();
           if (!missing) WatchAlone();
           return !missing;
         },
         [this] {
-          const auto beat = BeatWithSteps(lasting_.last(), calls_, machine_);
-          if (beat && center_) center_->Send(Framed(Encode(*beat)));
+          if (const auto beat = BeatWithSteps(lasting_.last(), calls_, machine_)) Send(*beat);
         });
     if (missing) calls_.missing(*missing);
   }
 
  private:
+  void Send(const Beat& beat) {
+    if (center_) center_->Send(BytesOf(BytesOf(beat)));  // as Words reads it: the length comes first
+  }
+
   void WatchAlone() {
     const int silence = heartbeats_.Silence(0);
     if (!alone_ || !alone_->Pass(silence, lasting_.last(), lasting_.held())) return;

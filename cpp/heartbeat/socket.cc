@@ -196,10 +196,11 @@ std::optional<Connection> Connect(const std::string& address, std::uint16_t port
   return Connection(std::move(file));
 }
 
-std::string RandomBytes(std::size_t count) {
-  std::string bytes(count, '\0');
-  if (getrandom(bytes.data(), count, 0) != static_cast<ssize_t>(count)) Throw("getrandom");
-  return bytes;
+std::string RandomText(std::size_t count) {
+  std::string text(count, '\0');
+  if (getrandom(text.data(), count, 0) != static_cast<ssize_t>(count)) Throw("getrandom");
+  for (char& character : text) character = static_cast<char>('0' + (character & 63));
+  return text;
 }
 
 bool IsReadable(int number, std::chrono::milliseconds timeout) { return Await(number, POLLIN, timeout); }

@@ -78,7 +78,8 @@ std::vector<std::string> OwnAddresses();
 // Connects to `port` at `address`. Returns nothing if no connection is made in time.
 std::optional<Connection> Connect(const std::string& address, std::uint16_t port, std::chrono::milliseconds timeout);
 
-std::string RandomBytes(std::size_t count);
+// Returns random characters, of 64 printable ones without a space.
+std::string RandomText(std::size_t count);
 
 // IsReadable and IsWritable wait for at most `timeout`. IsReadable returns true if there is something to read, or if
 // the other end has closed. IsWritable returns true if something can be written.

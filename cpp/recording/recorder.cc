@@ -71,8 +71,6 @@ std::string OptimizerOf(const BucketLabel& bucket) {
 
 }  // namespace
 
-Recorder::~Recorder() { End(); }
-
 void Recorder::Begin(const std::string& directory, std::size_t most_bytes) {
   std::lock_guard<std::mutex> life(life_mutex_);
   if (records_) throw std::runtime_error("this rank is being recorded already");
@@ -85,8 +83,8 @@ void Recorder::Begin(const std::string& directory, std::size_t most_bytes) {
   }
   AddProcessorTime();
   // Segments calls this function for the first lines of each file, on this or the writing thread, without `mutex_`.
-  segments_ = std::make_unique<Segments>(directory + '/' + NameOfRun(run_), "rank-" + std::to_string(origin_.rank),
-                                         most_bytes, [this](int segment) {
+  segments_ = std::make_unique<Segments>(directory + '/' + NameOfRun(run_), "rank-" + std::to_string(rank_), most_bytes,
+                                         [this](int segment) {
                                            std::lock_guard<std::mutex> lock(mutex_);
                                            return Header(segment) + known_buckets_;
                                          });
@@ -213,7 +211,7 @@ std::string Recorder::TakeLines() {
 std::string Recorder::Header(int segment) const {
   std::ostringstream text;
   text << std::fixed << "{\"format\":\"horovod_partial.recording\",\"version\":2,\"run\":" << Quoted(NameOfRun(run_))
-       << ",\"rank\":" << origin_.rank << ",\"size\":" << origin_.size << ",\"host\":" << Quoted(HostName())
+       << ",\"rank\":" << rank_ << ",\"size\":" << size_ << ",\"host\":" << Quoted(HostName())
        << ",\"clock\":" << Quoted(NameOfClock()) << ",\"pid\":" << getpid() << ",\"segment\":" << segment
        << ",\"wall\":" << ToSeconds(wall_)
        << ",\"steady\":" << std::chrono::duration_cast<std::chrono::microseconds>(begun_).count() << "}\n";
@@ -227,27 +225,24 @@ std::int64_t Recorder::Micros(Time time) const {
 std::int64_t Recorder::NumberOf(const BucketLabel& bucket) {
   const auto number = static_cast<std::int64_t>(numbers_.size());
   const auto [found, is_new] = numbers_.emplace(std::pair(bucket.process_set, bucket.name), number);
-  if (is_new)
-    buckets_.Add(number, bucket.name, bucket.policy, static_cast<std::int64_t>(bucket.process_set),
-                 static_cast<std::int64_t>(bucket.bytes));
+  if (is_new) buckets_.Add(number, bucket.name, bucket.policy, bucket.process_set, bucket.bytes);
   return found->second;
 }
 
 StepReport Recorder::TakeSteps() {
   std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<TimedStep> ended;  // the steps of the timer with the most bytes
-  std::size_t most = 0, bytes = 0;
-  double seconds = 0;
+  StepReport report;  // the steps of the timer with the most bytes, and the bytes of all timers
+  std::size_t most = 0;
+  std::int64_t bytes = 0;
   for (auto& [optimizer, timer] : timers_) {
-    std::vector<TimedStep> taken = timer.Take();
-    const double took = timer.TakeSeconds();
-    bytes += timer.bytes();
+    StepReport taken = timer.Take();
+    bytes += taken.bytes;
     if (timer.bytes() <= most) continue;
     most = timer.bytes();
-    ended = std::move(taken);
-    seconds = took;
+    report = std::move(taken);
   }
-  return {std::move(ended), static_cast<std::int64_t>(bytes - std::exchange(reported_, bytes)), seconds};
+  report.bytes = bytes;
+  return report;
 }
 
 StepTimer& Recorder::TimerOf(const std::optional<std::string>& optimizer) {
@@ -256,14 +251,12 @@ StepTimer& Recorder::TimerOf(const std::optional<std::string>& optimizer) {
 
 void Recorder::AddStep(const Step& step) {
   const auto micros = [](Time time) { return std::chrono::duration_cast<std::chrono::microseconds>(time).count(); };
-  const auto part = [&step](Part of) {
-    return step.parts[of] < 0 ? std::int64_t{-1} : std::int64_t{std::llround(1e6 * step.parts[of])};
-  };
+  const auto part = [&step](Part of) { return step.parts[of] < 0 ? -1 : std::llround(1e6 * step.parts[of]); };
   if (records_)
     steps_.Add(step.bucket, step.number, step.begin >= begun_ ? Micros(*step.begin) : -1, Micros(step.handed),
-               Micros(step.result), micros(step.blocked), micros(step.reduced), step.round, std::int64_t{step.late},
-               std::int64_t{step.staleness}, static_cast<std::int64_t>(step.bytes), part(Part::kLoader),
-               part(Part::kForward), part(Part::kBackward), part(Part::kOptimizer), part(Part::kOther));
+               Micros(step.result), micros(step.blocked), micros(step.reduced), step.round, step.late, step.staleness,
+               step.bytes, part(Part::kLoader), part(Part::kForward), part(Part::kBackward), part(Part::kOptimizer),
+               part(Part::kOther));
 }
 
 void Recorder::Arrived(const BucketLabel& bucket, Time time) {
@@ -308,16 +301,14 @@ void Recorder::Reduced(const Reduction& reduction) {
     timer.Got(-1, reduction.end, -1, false, 0);
   }
   for (auto& [optimizer, timer] : timers_) timer.Reduced(reduction.begin, reduction.end);
-  if (records_)
-    reductions_.Add(reduction.sequence, std::int64_t{reduction.process_set}, Micros(reduction.end),
-                    std::int64_t{reduction.everyone});
+  if (records_) reductions_.Add(reduction.sequence, reduction.process_set, Micros(reduction.end), reduction.everyone);
 }
 
 void Recorder::Decided(const BucketLabel& bucket, const DecidedRound& round) {
   if (!records_) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  rounds_.Add(NumberOf(bucket), round.round, Micros(round.time), round.reason, std::int64_t{round.quorum},
-              std::int64_t{round.gradients}, round.missing, round.delivered);
+  rounds_.Add(NumberOf(bucket), round.round, Micros(round.time), round.reason, round.quorum, round.gradients,
+              round.missing, round.delivered);
 }
 
 }  // namespace horovod_partial::recording

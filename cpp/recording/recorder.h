@@ -59,16 +59,11 @@ struct DecidedRound {
 // neither is on, calls return at once. Otherwise they take a lock. A thread writes to disk once a second.
 class Recorder : private NonCopyable {
  public:
-  // Which rank is recorded, of how many ranks.
-  struct Origin {
-    Rank rank;
-    int size;
-  };
-
-  // If a recording ends early, the thread that writes it calls `complain` with the reason.
-  Recorder(Origin origin, std::function<void(const std::string&)> complain)
-      : origin_(origin), complain_(std::move(complain)) {}
-  ~Recorder();
+  // Records `rank`, of `size` ranks. If a recording ends early, the thread that writes it calls `complain` with the
+  // reason.
+  Recorder(Rank rank, int size, std::function<void(const std::string&)> complain)
+      : rank_(rank), size_(size), complain_(std::move(complain)) {}
+  ~Recorder() { End(); }
 
   // Sets the number of the run: a Unix time in milliseconds, the same on all ranks. Must be called before Begin.
   void SetRun(std::int64_t milliseconds) { run_ = milliseconds; }
@@ -114,7 +109,8 @@ class Recorder : private NonCopyable {
   std::string LineOfLinks();
   void WriteEverySecond();
 
-  const Origin origin_;
+  const Rank rank_;
+  const int size_;
   const std::function<void(const std::string&)> complain_;
   std::int64_t run_ = 0;
   std::atomic<bool> records_{false};
@@ -141,8 +137,7 @@ class Recorder : private NonCopyable {
   // A timer for each optimizer under work sharing (by its name), a timer for all other buckets (by ""), and a timer for
   // Horovod's own reductions (without a name).
   std::map<std::optional<std::string>, StepTimer> timers_;
-  Time seen_{0};              // when Horovod's cycle last saw tensors of its own reductions
-  std::size_t reported_ = 0;  // the bytes in all reports so far
+  Time seen_{0};  // when Horovod's cycle last saw tensors of its own reductions
   Table buckets_{"buckets", {"bucket", "name", "policy", "process_set", "bytes"}};
   Table steps_{"steps",
                {"bucket", "step", "begin", "handed", "result", "blocked", "reduced", "round", "late", "staleness",

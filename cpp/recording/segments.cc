@@ -31,8 +31,6 @@ Segments::Segments(std::string folder, std::string name, std::size_t most_bytes,
   Open();
 }
 
-Segments::~Segments() { Close(); }
-
 std::string Segments::PathOf(int segment) const {
   char number[16];
   std::snprintf(number, sizeof number, ".%04d.jsonl", segment);

@@ -17,7 +17,7 @@ class Segments : private NonCopyable {
   // Makes `folder`, with the folders above it, and in it the first segment, `name`.0000.jsonl. `preamble` takes the
   // number of a segment, and returns its first lines. Throws std::runtime_error if the files cannot be written.
   Segments(std::string folder, std::string name, std::size_t most_bytes, std::function<std::string(int)> preamble);
-  ~Segments();
+  ~Segments() { Close(); }
 
   // Writes whole lines, into a new segment if they do not fit. Throws std::runtime_error, for example on a full disk.
   void Write(const std::string& lines);

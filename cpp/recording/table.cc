@@ -8,23 +8,10 @@ Table::Table(const char* name, std::vector<const char*> columns) : name_(name) {
   for (const char* column : columns) columns_.push_back({column, {}});
 }
 
-std::string& Table::NextOf(Column& column) {
-  if (rows_ > 0) column.values += ',';
-  return column.values;
-}
-
-void Table::Append(Column& column, std::int64_t number) { NextOf(column) += std::to_string(number); }
-
-void Table::Append(Column& column, const std::string& text) { NextOf(column) += Quoted(text); }
-
-void Table::Append(Column& column, const Members& ranks) {
-  std::string& values = NextOf(column);
-  values += '[';
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (i > 0) values += ',';
-    values += std::to_string(ranks[i]);
-  }
-  values += ']';
+std::string Table::JsonOf(const Members& ranks) {
+  std::string list;
+  for (const Rank rank : ranks) list += (list.empty() ? "" : ",") + std::to_string(rank);
+  return '[' + list + ']';
 }
 
 std::string Table::TakeLine() {

@@ -1,13 +1,16 @@
 // The rows of a table that have not been written yet. A table is written column by column, as one line of JSON.
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
 #include <string>
 #include <vector>
 
 #include "core/groups/groups.h"
 
 namespace horovod_partial::recording {
+
+// Returns a text as a JSON string, with quotation marks and escapes.
+std::string Quoted(const std::string& text);
 
 class Table {
  public:
@@ -18,7 +21,7 @@ class Table {
   template <class... Values>
   void Add(const Values&... values) {
     std::size_t column = 0;
-    (Append(columns_[column++], values), ...);
+    ((columns_[column++].values += (rows_ > 0 ? "," : "") + JsonOf(values)), ...);
     ++rows_;
   }
 
@@ -30,17 +33,16 @@ class Table {
     const char* name;
     std::string values;  // the values of this column, separated by commas
   };
-  void Append(Column& column, std::int64_t number);
-  void Append(Column& column, const std::string& text);
-  void Append(Column& column, const Members& ranks);
-  std::string& NextOf(Column& column);
+  template <class Number>
+  static std::string JsonOf(const Number& number) {
+    return std::to_string(number);
+  }
+  static std::string JsonOf(const std::string& text) { return Quoted(text); }
+  static std::string JsonOf(const Members& ranks);
 
   const char* name_;
   std::vector<Column> columns_;
   std::size_t rows_ = 0;
 };
-
-// Returns a text as a JSON string, with quotation marks and escapes.
-std::string Quoted(const std::string& text);
 
 }  // namespace horovod_partial::recording

@@ -40,14 +40,6 @@ JobConfig Checked(JobConfig config) {
   return config;
 }
 
-// The policy of the bucket that ends periods. Its round closes when the first rank has taken the steps of a period.
-Policy SignalPolicy() {
-  Policy policy;
-  policy.max_staleness = kForEver;
-  policy.grace = Time(0);
-  return policy;
-}
-
 BucketOptions OptionsOf(const JobConfig& config, bool signal) {
   BucketOptions options;
   options.type = DataType::kFloat64;
@@ -62,24 +54,21 @@ BucketOptions OptionsOf(const JobConfig& config, bool signal) {
 
 Job::Job(JobConfig config)
     : config_(Checked(std::move(config))),
-      signal_policy_(SignalPolicy()),
       coordinator_(config_.ranks),
       ranks_(static_cast<std::size_t>(config_.ranks)),
       negotiated_(-FromSeconds(config_.cycle)) {
+  signal_policy_.max_staleness = kForEver;
+  signal_policy_.grace = Time(0);
   const std::size_t messages = config_.messages.size() + (HasPeriods() ? 1 : 0);
   for (RankState& state : ranks_) {
     state.periods = Periods(config_.period);
     state.locals.reserve(messages);
     for (std::size_t message = 0; message < messages; ++message)
-      state.locals.emplace_back(NameOfMessage(message), OptionsOf(config_, message == Signal()));
+      state.locals.push_back({Bucket(NameOfMessage(message), OptionsOf(config_, message == Signal()))});
   }
   result_.ends.resize(config_.delays.size());
   result_.messages.resize(config_.messages.size());
   result_.received.resize(ranks_.size());
-}
-
-double Job::BytesOf(std::size_t message) const {
-  return message == Signal() ? kSignalBytes : config_.messages[message].bytes;
 }
 
 JobResult Job::Run() {
@@ -200,9 +189,8 @@ void Job::Arrive(Rank rank, std::size_t message) {
 }
 
 void Job::Receive(Rank rank, Local& local, bool on_time) {
-  double& received = result_.received[Index(rank)];
   if (!on_time) local.bucket.TakeMissed(&local.value);
-  received += local.value;
+  result_.received[Index(rank)] += local.value;
 }
 
 void Job::MakeReportable(RankState& state, std::size_t message) {
@@ -280,12 +268,12 @@ void Job::Begin(const Closing& closing) {
   over_ = over_ || closing.reason == Closing::Reason::kEnd;
   const std::size_t message = MessageOfName(closing.bucket);
   if (message != Signal()) result_.messages[message].Record(closing);
-  if (message + 1 == Signal()) result_.closed.push_back(ToSeconds(now_));
+  const double bytes = message == Signal() ? kSignalBytes : config_.messages[message].bytes;
   const Time start = std::max(now_, free_);
   const auto first = static_cast<std::ptrdiff_t>(running_.size());
   const auto begin = [&](const Members& members) {
     Reduce(closing, message, members);
-    const Time end = start + FromSeconds(config_.costs[members.size() - 1](BytesOf(message)));
+    const Time end = start + FromSeconds(config_.costs[members.size() - 1](bytes));
     running_.push_back({end, message, members});
     free_ = std::max(free_, end);
   };

@@ -42,7 +42,6 @@ struct JobResult {
   std::int64_t arrivals = 0;               // the number of arrivals with gradients or a model
   std::int64_t late = 0;                   // the number of arrivals that were too late for their round
   std::vector<BucketStatistics> messages;  // the statistics of each message's rounds
-  std::vector<double> closed;              // when each round of the last message closed
   std::vector<double> received;            // for each rank: the sum of all results, where each gradient is 1
 };
 
@@ -67,8 +66,6 @@ class Job {
  private:
   // One rank's part of a message.
   struct Local {
-    explicit Local(std::string name, const BucketOptions& options) : bucket(std::move(name), options) {}
-
     Bucket bucket;
     double value = 0;  // the application's tensor, which is input and output of an arrival
     Time arrived{0};
@@ -100,7 +97,6 @@ class Job {
   bool HasPeriods() const { return config_.period > 0; }
   bool AveragesAfterCompute() const { return HasPeriods() || config_.overlap; }
   std::size_t Signal() const { return config_.messages.size(); }  // the index of the bucket that ends periods
-  double BytesOf(std::size_t message) const;
   const Policy& PolicyOf(std::size_t message) const { return message == Signal() ? signal_policy_ : config_.policy; }
 
   // What the application of a rank does.
@@ -122,7 +118,7 @@ class Job {
   void Finish();
 
   const JobConfig config_;
-  Policy signal_policy_;
+  Policy signal_policy_;  // of the bucket that ends periods: its round closes when a rank has taken the steps of one
   Coordinator coordinator_;
   std::vector<RankState> ranks_;
   JobResult result_;

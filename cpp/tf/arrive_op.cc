@@ -84,7 +84,9 @@ class ArriveOp final : public tensorflow::AsyncOpKernel {
     session->engine().Arrive(
         handle, {tensors->source(), tensors->target(), 1, work}, stream->Record(),
         [context, done, count, tensors](const Operation& operation) {
-          const absl::Status result = SetOutputs(context, count, *tensors, operation);
+          absl::Status result = operation.error.empty() ? absl::OkStatus() : absl::UnknownError(operation.error);
+          for (int i = 0; i < count && result.ok(); ++i) result = tensors->SetResult(context, i);
+          if (result.ok()) result = SetRoundInfo(context, count, operation);
           if (!result.ok()) context->SetStatus(result);
           done();
         },
@@ -100,16 +102,6 @@ class ArriveOp final : public tensorflow::AsyncOpKernel {
     return absl::FailedPreconditionError("bucket " + bucket_ + " was made for " + std::to_string(size_) +
                                          " ranks, and now there are " + std::to_string(engine.size()) +
                                          "; make the optimizer anew, and trace tf.functions again");
-  }
-
-  static absl::Status SetOutputs(OpKernelContext* context, int count, const PackedTensors& tensors,
-                                 const Operation& operation) {
-    if (!operation.error.empty()) return absl::UnknownError(operation.error);
-    for (int i = 0; i < count; ++i) {
-      const absl::Status status = tensors.SetResult(context, i);
-      if (!status.ok()) return status;
-    }
-    return SetRoundInfo(context, count, operation);
   }
 
   tensorflow::DataType type_{};

@@ -11,20 +11,16 @@
 namespace horovod_partial::tf {
 namespace {
 
-std::string& Path() {
-  static auto* path = new std::string;
-  return *path;
-}
-
-// Why tensors on GPUs are refused. The application's threads set the text, and TensorFlow's threads read it.
-struct Refusal {
-  std::mutex mutex;  // guards `text`
-  std::string text;
+// What Python has set. The application's threads set the refusal, and TensorFlow's threads read it.
+struct Settings {
+  std::string library;
+  std::mutex mutex;     // guards `refusal`
+  std::string refusal;  // why tensors on GPUs are refused
 };
 
-Refusal& OfGpus() {
-  static auto* refusal = new Refusal;
-  return *refusal;
+Settings& OfProcess() {
+  static auto* settings = new Settings;
+  return *settings;
 }
 
 }  // namespace
@@ -48,11 +44,11 @@ absl::Status AsStatus(const std::function<absl::Status()>& body) {
   }
 }
 
-const std::string& LibraryPath() { return Path(); }
+const std::string& LibraryPath() { return OfProcess().library; }
 
 std::string GpuRefusal() {
-  std::lock_guard<std::mutex> lock(OfGpus().mutex);
-  return OfGpus().text;
+  std::lock_guard<std::mutex> lock(OfProcess().mutex);
+  return OfProcess().refusal;
 }
 
 }  // namespace horovod_partial::tf
@@ -60,12 +56,12 @@ std::string GpuRefusal() {
 // Marks functions that horovod_partial/tensorflow/graph.py calls.
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-EXPORTED void horovod_partial_set_library(const char* path) { horovod_partial::tf::Path() = path; }
+EXPORTED void horovod_partial_set_library(const char* path) { horovod_partial::tf::OfProcess().library = path; }
 
 EXPORTED bool horovod_partial_has_gpu_kernels() { return horovod_partial::tf::kHasGpuKernels; }
 
 EXPORTED void horovod_partial_refuse_gpus(const char* why) {
-  auto& refusal = horovod_partial::tf::OfGpus();
-  std::lock_guard<std::mutex> lock(refusal.mutex);
-  refusal.text = why;
+  auto& settings = horovod_partial::tf::OfProcess();
+  std::lock_guard<std::mutex> lock(settings.mutex);
+  settings.refusal = why;
 }

@@ -87,10 +87,6 @@ std::string PackedTensors::Describe(const std::string& policy) const {
   return text;
 }
 
-void* PackedTensors::source() const { return Address(source_); }
-
-void* PackedTensors::target() const { return Address(target_); }
-
 absl::Status PackedTensors::SetResult(OpKernelContext* context, int index) const {
   if (shapes_.size() == 1) return absl::OkStatus();
   const auto at = static_cast<std::size_t>(index);

@@ -41,8 +41,8 @@ class PackedTensors {
   // Returns the text of a policy with the shapes of the tensors. The ranks compare this text, because tensors of other
   // shapes may have the same total size.
   std::string Describe(const std::string& policy) const;
-  void* source() const;
-  void* target() const;
+  void* source() const { return Address(source_); }
+  void* target() const { return Address(target_); }
   // Makes the result of tensor `index` the kernel's output of this index, in the shape of the tensor.
   absl::Status SetResult(tensorflow::OpKernelContext* context, int index) const;
 

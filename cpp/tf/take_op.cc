@@ -53,12 +53,10 @@ class TakeRoundOp final : public tensorflow::OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    std::vector<FamilyBucket> family;
+    std::vector<void*> memory(buckets_.size());
     int first = 0;
     for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-      void* memory = nullptr;
-      OP_REQUIRES_OK(context, UseInputs(context, buckets_[bucket], first, counts_[bucket], &memory));
-      family.push_back({buckets_[bucket], memory});
+      OP_REQUIRES_OK(context, UseInputs(context, buckets_[bucket], first, counts_[bucket], &memory[bucket]));
       first += counts_[bucket];
     }
     Tensor* gradients = nullptr;
@@ -70,9 +68,9 @@ class TakeRoundOp final : public tensorflow::OpKernel {
       const auto stream = StreamOf(context);
       CheckDevices(*session, stream->device());
       stream->Synchronize();  // work that is queued on the GPU may still use the memory for the results
-      while (const auto taken = session->engine().families().TakeRound(family)) {
-        if (taken->gradients == 0) continue;  // a round without gradients is no update
-        gradients->scalar<std::int32_t>()() = taken->gradients;
+      while (const auto taken = session->engine().families().TakeRound(buckets_, memory)) {
+        if (*taken == 0) continue;  // a round without gradients is no update
+        gradients->scalar<std::int32_t>()() = *taken;
         return;
       }
     } catch (const std::invalid_argument& error) {

@@ -348,8 +348,7 @@ class Result:
     `messages` messages, each with rounds of its own. `late` is the share of late arrivals. `closed_by` counts the
     rounds of all messages by the reason why they closed (`docs/protocol.md`), and `fresh_histogram` by the number of
     ranks on time. `staleness_histogram` counts contributions by staleness. `ends` says when each step ended, of the
-    shape (iterations, ranks). `closed` says when each round of a step's last message closed; empty with
-    `hvd.WorkSharing`.
+    shape (iterations, ranks).
 
     With `hvd.WorkSharing`, `bound` is the time of an iteration if the times of all micro-batches were known in advance,
     and each, the longest first, went to the rank that ends it first. If delays belong to ranks, no schedule is better.
@@ -363,7 +362,6 @@ class Result:
     fresh_histogram: dict[int, int]
     staleness_histogram: dict[int, int]
     ends: NDArray[np.float64] = field(repr=False, compare=False)
-    closed: NDArray[np.float64] = field(repr=False, compare=False)
     bound: float | None = None
 
     @property
@@ -472,7 +470,6 @@ def simulate(
         fresh_histogram=dict(sorted(fresh.items())),
         staleness_histogram=dict(sorted(staleness.items())),
         ends=ends,
-        closed=np.array(figures["closed"]),
     )
 
 
@@ -529,6 +526,5 @@ def _share(
         fresh_histogram={count: updates * len(ready) for count, updates in sorted(fresh.items())},
         staleness_histogram={0: int(contributors.sum()) * len(ready)},
         ends=np.repeat(np.array(ends)[:, None], ranks, axis=1),
-        closed=np.array([]),
         bound=float(np.mean(bounds)) + max(0.0, sent - step.compute),
     )

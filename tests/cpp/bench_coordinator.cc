@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/rounds/coordinator.h"
+#include "core/values/bytes.h"
 
 namespace horovod_partial {
 namespace {
@@ -54,7 +55,7 @@ void RunCycles(benchmark::State& state, int quorum, const std::string& one, cons
     now += 1ms;
     for (Rank rank = 0; rank < ranks; ++rank) {
       const std::string& bytes = rank % 2 == 0 ? even : odd;
-      coordinator.Observe(rank, bytes.empty() ? Report() : DecodeReport(bytes), now);
+      coordinator.Observe(rank, bytes.empty() ? Report() : FromBytes<Report>(bytes, "a report"), now);
     }
     std::vector<std::int32_t> words;
     const std::vector<Closing> closings = coordinator.Decide(now);
@@ -62,7 +63,7 @@ void RunCycles(benchmark::State& state, int quorum, const std::string& one, cons
     closing_bytes = words.size() * sizeof(std::int32_t);
     return static_cast<int>(closings.size());
   };
-  const std::string declared = Encode(ReportOf(Report::Item::Kind::kArrival, &policy));
+  const std::string declared = BytesOf(ReportOf(Report::Item::Kind::kArrival, &policy));
   if (cycle(declared, declared) != kBuckets) throw std::runtime_error("round 0 must close with all ranks");
   bool swapped = false;
   for (auto _ : state) {
@@ -76,13 +77,13 @@ void RunCycles(benchmark::State& state, int quorum, const std::string& one, cons
 void NoNews(benchmark::State& state) { RunCycles(state, 1, "", "", 0); }
 
 void EveryRankArrives(benchmark::State& state) {
-  const std::string arrives = Encode(ReportOf(Report::Item::Kind::kArrival, nullptr));
+  const std::string arrives = BytesOf(ReportOf(Report::Item::Kind::kArrival, nullptr));
   RunCycles(state, static_cast<int>(state.range(0)), arrives, arrives, kBuckets);
 }
 
 void HalfOfTheRanksArriveLate(benchmark::State& state) {
-  const std::string arrives = Encode(ReportOf(Report::Item::Kind::kArrival, nullptr));
-  const std::string pending = Encode(ReportOf(Report::Item::Kind::kPending, nullptr));
+  const std::string arrives = BytesOf(ReportOf(Report::Item::Kind::kArrival, nullptr));
+  const std::string pending = BytesOf(ReportOf(Report::Item::Kind::kPending, nullptr));
   RunCycles(state, static_cast<int>(state.range(0)) / 2, arrives, pending, kBuckets);
 }
 

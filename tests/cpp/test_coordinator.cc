@@ -472,9 +472,9 @@ TEST(ReadyRoundTest, WindowsThatDidNotConnectAllAreCounted) {
   puppets.now = 30ms;
   EXPECT_EQ(puppets.Cycle("...."), "quorum FF-- 00--");
   EXPECT_EQ(puppets.Cycle("AA.."), "quorum FF-- 00--") << "they have waited in vain";
-  const auto unconnected = puppets.coordinator.UnconnectedWindows();
-  EXPECT_EQ(unconnected.size(), 1u);
-  EXPECT_EQ(unconnected.at("a"), 2) << "from the second group on the window is full";
+  const auto counted = puppets.coordinator.Counted();
+  EXPECT_EQ(counted.size(), 1u);
+  EXPECT_EQ(counted.at("a").unconnected, 2) << "from the second group on the window is full";
 }
 
 TEST(ReadyRoundTest, OffsetsCountFromTheFirstOfThoseThatWait) {
@@ -484,9 +484,7 @@ TEST(ReadyRoundTest, OffsetsCountFromTheFirstOfThoseThatWait) {
   puppets.Cycle("A..");
   puppets.now = 3s;
   EXPECT_EQ(puppets.Cycle(".A."), "quorum FF- 00-");
-  const auto offsets = puppets.coordinator.ArrivalOffsets().at("a");
-  EXPECT_THAT(offsets.total_seconds, ElementsAre(0, 2, 0));
-  EXPECT_THAT(offsets.count, ElementsAre(2, 2, 1));
+  EXPECT_THAT(puppets.coordinator.Counted().at("a").offsets, ElementsAre(0, 1, 0));
 }
 
 // --- Several buckets
@@ -840,9 +838,9 @@ TEST(ArrivalOffsetsTest, TellHowFarBehindTheFirstEachRankArrives) {
   puppets.Cycle(".A.");
   puppets.now = 300ms;
   EXPECT_EQ(puppets.Cycle("..A"), "first FFF");
-  const auto offsets = puppets.coordinator.ArrivalOffsets().at("a");
-  EXPECT_THAT(offsets.total_seconds, ElementsAre(0, testing::DoubleEq(0.1), testing::DoubleEq(0.3)));
-  EXPECT_THAT(offsets.count, ElementsAre(1, 1, 1));
+  const auto counted = puppets.coordinator.Counted().at("a");
+  EXPECT_THAT(counted.offsets, ElementsAre(0, testing::DoubleEq(0.1), testing::DoubleEq(0.3)));
+  EXPECT_EQ(counted.unconnected, std::nullopt);
 }
 
 TEST(ArrivalOffsetsTest, LateArrivalsCountFromTheRoundThatTheyMissed) {
@@ -854,9 +852,7 @@ TEST(ArrivalOffsetsTest, LateArrivalsCountFromTheRoundThatTheyMissed) {
   puppets.Cycle(".P");
   puppets.now = 4s;
   puppets.Cycle(".P");  // the same one
-  const auto offsets = puppets.coordinator.ArrivalOffsets().at("a");
-  EXPECT_THAT(offsets.total_seconds, ElementsAre(0, 2));
-  EXPECT_THAT(offsets.count, ElementsAre(2, 2));
+  EXPECT_THAT(puppets.coordinator.Counted().at("a").offsets, ElementsAre(0, 1));
 }
 
 // --- Work sharing

@@ -143,8 +143,8 @@ class SharingRanksTest : public RanksTest {
     std::vector<float> sums = {};
 
     void Take() {
-      while (const auto taken = engine.families().TakeRound({{"keeper", keeper.data()}, {"other", other.data()}})) {
-        if (taken->gradients == 0) continue;
+      while (const auto taken = engine.families().TakeRound({"keeper", "other"}, {keeper.data(), other.data()})) {
+        if (*taken == 0) continue;
         EXPECT_EQ(keeper.values(), other.values());
         sums.push_back(keeper.values()[0]);
         ++updates;
@@ -622,11 +622,11 @@ class FamilyTest : public RanksTest {
   int Take(Rank rank) {
     Tensor first(horovod().memory(rank));
     Tensor second(horovod().memory(rank));
-    const auto taken = EngineOf(rank).families().TakeRound({{family_[0], first.data()}, {family_[1], second.data()}});
+    const auto taken = EngineOf(rank).families().TakeRound(family_, {first.data(), second.data()});
     if (!taken) return -1;
     first_ = first.values();
     second_ = second.values();
-    return taken->gradients;
+    return *taken;
   }
   const Family family_ = {BucketName(0), BucketName(1)};
   Floats first_;  // of the last round that was taken

@@ -17,6 +17,7 @@
 #include "core/rounds/coordinator.h"
 #include "core/rounds/message.h"
 #include "core/rounds/work_sharing.h"
+#include "core/values/bytes.h"
 #include "harness/explorer.h"
 
 namespace horovod_partial {
@@ -372,7 +373,7 @@ class World {
       report.items.push_back(item);
     }
     reports_.resize(ranks_.size());
-    reports_[turn_] = Encode(report);
+    reports_[turn_] = BytesOf(report);
     coordinator_.Observe(static_cast<Rank>(turn_), report, Time(0));
     if (++turn_ < ranks_.size()) return;
     turn_ = 0;
@@ -429,7 +430,8 @@ class World {
     if (std::any_of(closings_.begin(), closings_.end(), is_of_ledger))
       return std::vector<int>(ranks_.size(), job_->each);
     std::vector<int> numbers;
-    for (const std::string& report : reports_) numbers.push_back(DecodeReport(report).items.back().share->granted);
+    for (const std::string& report : reports_)
+      numbers.push_back(FromBytes<Report>(report, "a report").items.back().share->granted);
     return numbers;
   }
 

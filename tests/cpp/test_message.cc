@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/rounds/message.h"
+#include "core/values/bytes.h"
 #include "harness/others.h"
 
 namespace horovod_partial {
@@ -66,8 +67,10 @@ Closing FullClosing() {
 
 // --- Reports
 
+Report Decoded(const std::string& bytes) { return FromBytes<Report>(bytes, "a report"); }
+
 TEST(ReportTest, SurvivesTheJourney) {
-  for (const Report& report : {FullReport(), Report{}}) EXPECT_TRUE(DecodeReport(Encode(report)) == report);
+  for (const Report& report : {FullReport(), Report{}}) EXPECT_TRUE(Decoded(BytesOf(report)) == report);
 }
 
 TEST(ReportTest, EveryFieldIsComparedAndEncoded) {
@@ -79,38 +82,38 @@ TEST(ReportTest, EveryFieldIsComparedAndEncoded) {
   for (const Report::Item& item : items) others.emplace_back().items = {item};
   for (const Report& other : others) {
     EXPECT_FALSE(other.empty()) << &other - others.data();
-    EXPECT_TRUE(DecodeReport(Encode(other)) == other) << &other - others.data();
+    EXPECT_TRUE(Decoded(BytesOf(other)) == other) << &other - others.data();
   }
 }
 
 TEST(ReportTest, EveryTruncationThrows) {
-  const std::string bytes = Encode(FullReport());
+  const std::string bytes = BytesOf(FullReport());
   for (std::size_t size = 0; size < bytes.size(); ++size)
-    EXPECT_THROW(DecodeReport(bytes.substr(0, size)), std::runtime_error) << size << " of " << bytes.size() << " bytes";
+    EXPECT_THROW(Decoded(bytes.substr(0, size)), std::runtime_error) << size << " of " << bytes.size() << " bytes";
 }
 
-TEST(ReportTest, TrailingBytesThrow) { EXPECT_THROW(DecodeReport(Encode(FullReport()) + '\0'), std::runtime_error); }
+TEST(ReportTest, TrailingBytesThrow) { EXPECT_THROW(Decoded(BytesOf(FullReport()) + '\0'), std::runtime_error); }
 
 TEST(ReportTest, ABucketNameOfImpossibleLengthThrows) {
   Report report;
   report.items.emplace_back();
   report.items[0].bucket = "name";
-  std::string bytes = Encode(report);
+  std::string bytes = BytesOf(report);
   const std::size_t at = bytes.find("name") - sizeof(std::uint32_t);
   bytes.replace(at, sizeof(std::uint32_t), "\xff\xff\xff\xff");
-  EXPECT_THROW(DecodeReport(bytes), std::runtime_error);
+  EXPECT_THROW(Decoded(bytes), std::runtime_error);
 }
 
 TEST(ReportTest, ValuesThatDoNotExistThrow) {
   Report report;
   report.items.emplace_back();
-  const std::string bytes = Encode(report);
+  const std::string bytes = BytesOf(report);
   const std::size_t flush = 2 * sizeof(bool);
   const std::size_t kind = flush + sizeof(Report::Flush) + sizeof(std::uint32_t);
   for (const std::size_t at : {std::size_t{0}, std::size_t{1}, flush, kind}) {
     std::string damaged = bytes;
     damaged[at] = 77;
-    EXPECT_THROW(DecodeReport(damaged), std::runtime_error) << "byte " << at;
+    EXPECT_THROW(Decoded(damaged), std::runtime_error) << "byte " << at;
   }
 }
 

@@ -25,8 +25,8 @@ class PossibleArrivalsTest : public testing::Test {
   // One round of a bucket.
   void Run(Bucket& bucket, Worker& arrives, Worker& collects) {
     arrives.Do([&] { bucket.Arrive({}, round_, now_); });
-    bucket.Open(now_);
-    bucket.Settle();
+    bucket.SetOpen(true, now_);
+    bucket.SetOpen(false, now_);
     bucket.Done(round_, now_);
     collects.Do([&] { bucket.EndWait(true, round_, now_); });
   }
@@ -44,14 +44,14 @@ class PossibleArrivalsTest : public testing::Test {
   void Wait(Bucket& bucket, Worker& worker) {
     worker.Do([&] {
       bucket.Arrive({}, round_, now_);
-      bucket.Open(now_);
+      bucket.SetOpen(true, now_);
       bucket.BeginWait(now_);
     });
     now_ += 6ms;
   }
   void ArriveInGraph(Bucket& bucket, std::int64_t run) {
     bucket.Arrive({Caller::Kind::kGraph, run}, round_, now_);
-    bucket.Open(now_);
+    bucket.SetOpen(true, now_);
   }
   void End(Bucket& bucket) { bucket.Done(round_, now_); }
 
@@ -100,7 +100,7 @@ TEST_F(PossibleArrivalsTest, AWaitCountsWhenItIsLong) {
   EXPECT_TRUE(Look().waiting.empty());
   now_ += 1ms;
   EXPECT_THAT(Look().waiting.names, ElementsAre("bucket"));
-  waits_->Settle();
+  waits_->SetOpen(false, now_);
   EXPECT_TRUE(Look().waiting.empty()) << "its round has begun";
 }
 
@@ -140,11 +140,11 @@ TEST_F(PossibleArrivalsTest, ABucketMayBeHandedOver) {
   for (round_ = 1; round_ <= 8; ++round_) Run(*bucket_, second_);
   Wait(*waits_, second_);
   EXPECT_TRUE(Look().waiting.empty()) << "the first one may come back";
-  waits_->Settle();
+  waits_->SetOpen(false, now_);
   round_ = 9;
   Run(*bucket_, second_);
   Wait(*bucket_, busy_);
-  bucket_->Settle();
+  bucket_->SetOpen(false, now_);
   Wait(*waits_, second_);
   EXPECT_TRUE(Look().waiting.Has("bucket"));
 }
@@ -328,7 +328,7 @@ TEST_F(PossibleArrivalsTest, NotBeforeTenTimesItsLongestInterval) {
 TEST_F(PossibleArrivalsTest, AThreadThatIsBlockedAtItsArrivalWaits) {
   HaveTwoBuckets();
   first_.Do([this] { waits_->Arrive({Caller::Kind::kBlockedThread}, round_, now_); });
-  waits_->Open(now_);
+  waits_->SetOpen(true, now_);
   EXPECT_EQ(waits_->UnattendedSince(), now_);
   now_ += 6ms;
   EXPECT_THAT(Look().waiting.names, ElementsAre("bucket"));
@@ -389,7 +389,7 @@ TEST_F(PossibleArrivalsTest, TheLongestWaitLastsUntilItsResultIsThere) {
   EXPECT_EQ(arrivals_->LongestWait().what, "a round of a");
   EXPECT_EQ(arrivals_->LongestWait().engine, this);
   Wait(*b, second_);
-  a->Settle();  // it is being reduced, which another rank may hold up
+  a->SetOpen(false, now_);  // it is being reduced, which another rank may hold up
   EXPECT_EQ(arrivals_->LongestWait().since, began);
   a->Done(round_, now_);
   first_.Do([&] { a->EndWait(true, round_, now_); });

@@ -120,7 +120,7 @@ class RecorderTest : public FilesTest {
   }
 
   std::vector<std::string> complaints_;
-  Recorder recorder_{{2, 4}, [this](const std::string& text) { complaints_.push_back(text); }};
+  Recorder recorder_{2, 4, [this](const std::string& text) { complaints_.push_back(text); }};
   const std::string name_ = "gradients";
   const std::string policy_ = "Solo()";
 };

@@ -51,11 +51,13 @@ TEST_F(StepTimerTest, AStepComputesFromTheLastResultToTheLastArrival) {
   EXPECT_EQ(std::tuple(Last().number, Last().bucket, Last().bytes), std::tuple(1, 1, 210U));
   EXPECT_EQ(std::tuple(*Last().begin, Last().handed, Last().result), std::tuple(15ms, 45ms, 47ms));
   EXPECT_EQ(std::tuple(Last().round, Last().late, Last().staleness), std::tuple(7, true, 3));
-  EXPECT_EQ(timer_.Take(), (std::vector<TimedStep>{{1, 0.030}}));
-  EXPECT_DOUBLE_EQ(timer_.TakeSeconds(), 0.033) << "until the next step begins";
+  StepReport taken = timer_.Take();
+  EXPECT_EQ(taken.ended, (std::vector<TimedStep>{{1, 0.030}}));
+  EXPECT_DOUBLE_EQ(taken.seconds, 0.033) << "until the next step begins";
   timer_.Flush();
-  EXPECT_EQ(timer_.Take(), (std::vector<TimedStep>{{2, 0.012}, {3, 0.030}}));
-  EXPECT_DOUBLE_EQ(timer_.TakeSeconds(), 0.042);
+  taken = timer_.Take();
+  EXPECT_EQ(taken.ended, (std::vector<TimedStep>{{2, 0.012}, {3, 0.030}}));
+  EXPECT_DOUBLE_EQ(taken.seconds, 0.042);
   ArriveAndGet(500ms);
   timer_.Flush();
   EXPECT_FALSE(Last().begin) << "a pause is no step";
@@ -70,7 +72,7 @@ TEST_F(StepTimerTest, TimeInWaitsIsNoCompute) {
   timer_.Waited(28ms, 45ms, false);  // had begun before the second step closed
   ArriveAndGet(50ms);
   EXPECT_EQ(Last().blocked, 12ms);
-  EXPECT_EQ(timer_.Take(), (std::vector<TimedStep>{{1, 0.008}}));
+  EXPECT_EQ(timer_.Take().ended, (std::vector<TimedStep>{{1, 0.008}}));
 }
 
 TEST_F(StepTimerTest, ReductionsCountWhileTheApplicationWaits) {
@@ -108,7 +110,7 @@ TEST_F(StepTimerTest, MicroBatchesWithOneResultBeginOneAfterTheOther) {
     EXPECT_EQ(std::tuple(steps_[row].round, steps_[row].result), std::tuple(5, 126ms));
   EXPECT_EQ(steps_[2].reduced, 0ms) << "the rank was computing the next one";
   EXPECT_EQ(steps_[3].reduced, 5ms);
-  EXPECT_EQ(timer_.Take(), (std::vector<TimedStep>{{1, 0.010}, {2, 0.010}, {3, 0.010}}));
+  EXPECT_EQ(timer_.Take().ended, (std::vector<TimedStep>{{1, 0.010}, {2, 0.010}, {3, 0.010}}));
 }
 
 TEST_F(StepTimerTest, AStepOfReductionsComputesUntilItsLastTensorsWereSeen) {
@@ -118,7 +120,7 @@ TEST_F(StepTimerTest, AStepOfReductionsComputesUntilItsLastTensorsWereSeen) {
   Reduce("a", 60ms, 61ms, 62ms);
   timer_.Flush();
   EXPECT_EQ(std::tuple(Last().bucket, Last().round, Last().reduced), std::tuple(-1, -1, 1ms));
-  EXPECT_EQ(timer_.Take(), (std::vector<TimedStep>{{1, 0.020}, {2, 0.020}}));
+  EXPECT_EQ(timer_.Take().ended, (std::vector<TimedStep>{{1, 0.020}, {2, 0.020}}));
 }
 
 TEST_F(StepTimerTest, ARankThatHasJoinedTakesNoSteps) {
@@ -132,13 +134,13 @@ TEST_F(StepTimerTest, ARankThatHasJoinedTakesNoSteps) {
   timer_.Flush();
   ASSERT_EQ(steps_.size(), 3U);
   EXPECT_FALSE(steps_[1].begin) << "it has come back";
-  EXPECT_EQ(timer_.Take(), (std::vector<TimedStep>{{5, 0.005}}));
+  EXPECT_EQ(timer_.Take().ended, (std::vector<TimedStep>{{5, 0.005}}));
 }
 
 TEST_F(StepTimerTest, WhatNobodyTakesIsBounded) {
   Arrive(1, 0ms);  // never has a result
   for (int step = 0; step < 100'000; ++step) ArriveAndGet(std::chrono::milliseconds(2 * step));
-  EXPECT_LT(timer_.Take().size(), 10'000U);
+  EXPECT_LT(timer_.Take().ended.size(), 10'000U);
   EXPECT_GT(steps_.size(), 90'000U);
 }
 
@@ -159,7 +161,7 @@ class PartsTest : public StepTimerTest {
   std::vector<double> PartsOfStep1() {
     timer_.Flush();
     std::vector<double> parts;
-    for (const TimedStep& step : timer_.Take())
+    for (const TimedStep& step : timer_.Take().ended)
       if (step.number == 1)
         for (const double seconds : step.parts.seconds) parts.push_back(seconds < 0 ? -1 : std::round(1e3 * seconds));
     return parts;
@@ -311,7 +313,7 @@ TEST_F(PartsTest, MicroBatchesOfAnUpdateHaveTheirOwnParts) {
   }
   Get(0, 50ms);
   timer_.Flush();
-  const auto steps = timer_.Take();
+  const auto steps = timer_.Take().ended;
   ASSERT_EQ(steps.size(), 3U);
   EXPECT_NEAR(steps[1].parts[Part::kOther], 0.002, 1e-9);
   EXPECT_NEAR(steps[1].parts[Part::kLoader], 0.002, 1e-9);

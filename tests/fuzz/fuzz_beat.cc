@@ -11,7 +11,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   words.Add({reinterpret_cast<const char*>(data), size});
   try {
     while (const auto word = words.Next())
-      RoundTrip(reinterpret_cast<const std::uint8_t*>(word->data()), word->size(), DecodeBeat);
+      RoundTrip<Beat>(reinterpret_cast<const std::uint8_t*>(word->data()), word->size());
   } catch (const std::runtime_error&) {
   }
   return 0;

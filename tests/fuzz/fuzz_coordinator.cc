@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/rounds/coordinator.h"
+#include "core/values/bytes.h"
 
 using namespace horovod_partial;
 
@@ -24,7 +25,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       data += 4 + length;
       if (kind <= kRanks) now += std::chrono::milliseconds(number * number);
       if (kind < kRanks) {
-        coordinator.Observe(kind, DecodeReport(text), now);
+        coordinator.Observe(kind, FromBytes<Report>(text, "a report"), now);
       } else if (kind == kRanks) {
         coordinator.Decide(now);
       } else if (kind == kRanks + 1) {

@@ -3,5 +3,5 @@
 #include "round_trip.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  return RoundTrip(data, size, horovod_partial::DecodeReport);
+  return RoundTrip<horovod_partial::Report>(data, size);
 }

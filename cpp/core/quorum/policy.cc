@@ -9,6 +9,9 @@ namespace {
 
 constexpr Round kMostRounds = std::numeric_limits<std::int32_t>::max();
 
+constexpr std::size_t kKept = 64;      // from how many steps and lags the grace is learned
+constexpr double kShareOfStep = 0.05;  // a lag is worth a grace if it is no longer than this share of a step
+
 void Require(bool holds, const char* what) {
   if (!holds) throw std::runtime_error(std::string("no policy can have such a ") + what);
 }
@@ -51,43 +54,22 @@ Rank Initiator(const Policy& policy, Round round, int size) {
   return static_cast<Rank>(x % static_cast<std::uint64_t>(size));
 }
 
-void GraceEstimator::Window::Push(Time value) {
-  if (values_.size() < kCapacity) {
-    values_.push_back(value);
-  } else {
-    values_[next_] = value;
-  }
-  next_ = (next_ + 1) % kCapacity;
-}
-
-Time GraceEstimator::Window::Quantile(double q) const {
-  std::vector<Time> sorted = values_;
-  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(q * static_cast<double>(sorted.size() - 1));
-  std::nth_element(sorted.begin(), middle, sorted.end());
-  return *middle;
-}
-
-void GraceEstimator::RecordStep(Time step) {
-  steps_.Push(step);
-  Update();
-}
-
-void GraceEstimator::RecordLag(Time lag) {
-  lags_.Push(lag);
-  Update();
-}
-
-void GraceEstimator::Update() {
+void GraceEstimator::Record(std::deque<Time>& window, Time newest) {
+  window.push_back(newest);
+  if (window.size() > kKept) window.pop_front();
   if (steps_.empty() || lags_.empty()) return;
-  const Time cap = CapOf(steps_.Quantile(0.5));
+  std::deque<Time> steps = steps_;
+  const auto median = steps.begin() + static_cast<std::ptrdiff_t>((steps.size() - 1) / 2);
+  std::nth_element(steps.begin(), median, steps.end());
+  const Time cap(static_cast<Time::rep>(kShareOfStep * static_cast<double>(median->count())));
   std::size_t within = 0;
   Time longest{0};
-  for (const Time lag : lags_.values()) {
+  for (const Time lag : lags_) {
     if (lag > cap) continue;
     ++within;
     longest = std::max(longest, lag);
   }
-  estimate_ = 2 * within > lags_.values().size() ? longest : Time{0};
+  estimate_ = 2 * within > lags_.size() ? longest : Time{0};
 }
 
 }  // namespace horovod_partial

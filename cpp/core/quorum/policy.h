@@ -2,8 +2,8 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -71,33 +71,17 @@ Rank Initiator(const Policy& policy, Round round, int size);
 // jobs, too long for others.)
 class GraceEstimator {
  public:
-  static constexpr double kShareOfStep = 0.05;
-  static Time CapOf(Time step) {
-    return Time(static_cast<Time::rep>(kShareOfStep * static_cast<double>(step.count())));
-  }
-
-  void RecordStep(Time step);  // `step`: the time from one closed round of a bucket to the next
-  void RecordLag(Time lag);    // `lag`: how long after the policy of a round was satisfied a missing rank arrived
+  // `step`: the time from one closed round of a bucket to the next.
+  void RecordStep(Time step) { Record(steps_, step); }
+  // `lag`: how long after the policy of a round was satisfied a missing rank arrived.
+  void RecordLag(Time lag) { Record(lags_, lag); }
   Time Estimate() const { return estimate_; }
 
  private:
-  // A ring buffer of the newest durations.
-  class Window {
-   public:
-    void Push(Time value);
-    bool empty() const { return values_.empty(); }
-    Time Quantile(double q) const;
-    const std::vector<Time>& values() const { return values_; }
+  void Record(std::deque<Time>& window, Time newest);
 
-   private:
-    static constexpr std::size_t kCapacity = 64;
-    std::vector<Time> values_;
-    std::size_t next_ = 0;
-  };
-  void Update();
-
-  Window steps_;
-  Window lags_;
+  std::deque<Time> steps_;  // the newest steps
+  std::deque<Time> lags_;   // the newest lags
   Time estimate_{0};
 };
 

@@ -35,15 +35,6 @@ void Bucket::ForgetCleared() {
   if (std::exchange(cleared_, false)) outgoing_gradients_ = 0;
 }
 
-void Bucket::MergePendingInto(Arrival& arrival) {
-  ForgetCleared();
-  if (!HasPending()) return;
-  if (outgoing_gradients_ > 0) memory().Add(options_.type, arrival.output, outgoing_.data(), options_.elements);
-  if (incoming_gradients_ > 0) memory().Add(options_.type, arrival.output, incoming_.data(), options_.elements);
-  arrival.gradients += outgoing_gradients_ + incoming_gradients_;
-  outgoing_gradients_ = incoming_gradients_ = 0;
-}
-
 Bucket::Arrived Bucket::Arrive(const Arrival& arrival) {
   if (held_ || state_ == State::kArrived || (state_ == State::kRunning && on_time_)) return Arrived::kBusy;
   if (state_ == State::kRunning && last_.ends) return Arrived::kWaiting;
@@ -119,7 +110,13 @@ int Bucket::TakeRounds(int rounds, void* output) {
 }
 
 int Bucket::ReportArrival() {
-  if (!reported_) MergePendingInto(arrival_);
+  if (!reported_) ForgetCleared();
+  if (!reported_ && HasPending()) {
+    if (outgoing_gradients_ > 0) memory().Add(options_.type, arrival_.output, outgoing_.data(), options_.elements);
+    if (incoming_gradients_ > 0) memory().Add(options_.type, arrival_.output, incoming_.data(), options_.elements);
+    arrival_.gradients += outgoing_gradients_ + incoming_gradients_;
+    outgoing_gradients_ = incoming_gradients_ = 0;
+  }
   reported_ = true;
   return arrival_.gradients;
 }

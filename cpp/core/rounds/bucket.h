@@ -156,7 +156,6 @@ class Bucket {
   void Keep(const void* model);
   void Weigh(Rank rank);
   void ForgetCleared();
-  void MergePendingInto(Arrival& arrival);
 
   std::string name_;
   BucketOptions options_;

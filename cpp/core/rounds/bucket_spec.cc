@@ -6,21 +6,15 @@
 
 namespace horovod_partial {
 
-std::string Encode(const BucketSpec& spec) {
-  Writer out;
-  out.Put(Format::Of<BucketSpec>());
-  out.Put(spec);
-  return out.Take();
-}
+std::string Encode(const BucketSpec& spec) { return BytesOf(Format::Of<BucketSpec>()) + BytesOf(spec); }
 
 BucketSpec DecodeBucketSpec(const std::string& bytes) {
-  Reader in(bytes, "the specification of a bucket");
-  if (in.Get<std::uint32_t>() != Format::Of<BucketSpec>())
+  constexpr const char* kWhat = "the specification of a bucket";
+  const std::string format = bytes.substr(0, sizeof(std::uint32_t));
+  if (FromBytes<std::uint32_t>(format, kWhat) != Format::Of<BucketSpec>())
     throw std::runtime_error(
         "the specification of a bucket is of another version of horovod-partial; trace the graph anew");
-  auto spec = in.Get<BucketSpec>();
-  in.ExpectEnd();
-  return spec;
+  return FromBytes<BucketSpec>(bytes.substr(format.size()), kWhat);
 }
 
 }  // namespace horovod_partial

@@ -10,11 +10,6 @@ void BucketState::RankState::RecordOffset(Time offset) {
   ++arrivals;
 }
 
-template <class Condition>
-bool BucketState::Any(const Condition& condition) const {
-  return std::any_of(ranks.begin(), ranks.end(), condition);
-}
-
 // Returns the bucket's declaration, or null. Until all ranks agree: the declaration of the lowest rank that sent one.
 const Declaration* BucketState::Known() const {
   if (declaration) return &*declaration;

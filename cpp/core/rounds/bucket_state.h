@@ -1,6 +1,7 @@
 // What the coordinator knows of one bucket, and whether its open round may close.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -72,6 +73,10 @@ struct BucketState {
   int size() const { return static_cast<int>(ranks.size()); }
 
   // Questions that the coordinator asks before it closes a round. The answers depend on this bucket's state only.
+  template <class Condition>
+  bool Any(const Condition& condition) const {
+    return std::any_of(ranks.begin(), ranks.end(), condition);
+  }
   const Declaration* Known() const;
   bool SharesWork() const;
   bool HasArrival() const;
@@ -94,8 +99,6 @@ struct BucketState {
   Partition GroupsFor(Closing::Reason reason);
 
  private:
-  template <class Condition>
-  bool Any(const Condition& condition) const;
   bool MustWaitFor(const RankState& rank) const;
   std::vector<bool> Active() const;
   std::vector<Rank> InOrderOfArrival() const;

@@ -271,8 +271,7 @@ Closing Coordinator::Close(const std::string& name, BucketState& bucket, Closing
 
 // Closes the last round of a bucket, to deliver all pending sums. If there are none, no rank takes part in the round.
 Closing Coordinator::End(const std::string& name, BucketState& bucket, Time now) {
-  const bool pending = std::any_of(bucket.ranks.begin(), bucket.ranks.end(),
-                                   [](const BucketState::RankState& rank) { return rank.said.pending > 0; });
+  const bool pending = bucket.Any([](const BucketState::RankState& rank) { return rank.said.pending > 0; });
   Closing closing = Close(name, bucket, Closing::Reason::kEnd, pending ? Partition() : PartitionOf({}, size_), now);
   closing.ends = true;
   ended_.push_back(name);
@@ -364,8 +363,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
   }
   again_ = again_ || (!closings.empty() && !closed);
   for (auto& [name, bucket] : buckets_) {
-    const bool retired = std::any_of(bucket.ranks.begin(), bucket.ranks.end(),
-                                     [](const BucketState::RankState& rank) { return rank.said.retired; });
+    const bool retired = bucket.Any([](const BucketState::RankState& rank) { return rank.said.retired; });
     const bool of_optimizer = !IsOfFlushes(name);
     bucket.retired_since = since(of_optimizer && retired, bucket.retired_since);
     if (!of_optimizer || !bucket.Ends()) continue;
@@ -421,22 +419,15 @@ Time Coordinator::OldestWait() const {
   return oldest;
 }
 
-std::map<std::string, Coordinator::Offsets> Coordinator::ArrivalOffsets() const {
-  std::map<std::string, Offsets> offsets;
+std::map<std::string, Coordinator::Counts> Coordinator::Counted() const {
+  std::map<std::string, Counts> counted;
   for (const auto& [name, bucket] : buckets_) {
-    for (const BucketState::RankState& rank : bucket.ranks) {
-      offsets[name].total_seconds.push_back(rank.offset_seconds);
-      offsets[name].count.push_back(rank.arrivals);
-    }
+    Counts& counts = counted[name];
+    for (const BucketState::RankState& rank : bucket.ranks)
+      counts.offsets.push_back(rank.arrivals > 0 ? rank.offset_seconds / static_cast<double>(rank.arrivals) : 0);
+    if (bucket.ready_groups) counts.unconnected = bucket.ready_groups->unconnected();
   }
-  return offsets;
-}
-
-std::map<std::string, std::int64_t> Coordinator::UnconnectedWindows() const {
-  std::map<std::string, std::int64_t> unconnected;
-  for (const auto& [name, bucket] : buckets_)
-    if (bucket.ready_groups) unconnected[name] = bucket.ready_groups->unconnected();
-  return unconnected;
+  return counted;
 }
 
 }  // namespace horovod_partial

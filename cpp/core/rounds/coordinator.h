@@ -78,15 +78,12 @@ class Coordinator {
     return horovod_partial::DescribeWaits(levels_, buckets_, seen ? kNever : flush_since_, oldest, !explained);
   }
 
-  // For each rank: the sum of how many seconds it arrived after the first rank, and the number of all its arrivals.
-  struct Offsets {
-    std::vector<double> total_seconds;
-    std::vector<std::int64_t> count;
+  // What the coordinator has counted of a bucket.
+  struct Counts {
+    std::vector<double> offsets;  // for each rank: how many seconds it arrived after the first rank, on average
+    std::optional<std::int64_t> unconnected{};  // PartialReduce: how often the last groups did not connect all ranks
   };
-  std::map<std::string, Offsets> ArrivalOffsets() const;
-
-  // For each bucket under PartialReduce: how often its last groups did not connect all ranks that train.
-  std::map<std::string, std::int64_t> UnconnectedWindows() const;
+  std::map<std::string, Counts> Counted() const;
 
  private:
   friend class CoordinatorPeer;  // lets tests read the ledger of micro-batches

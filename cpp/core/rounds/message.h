@@ -6,11 +6,13 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "core/groups/groups.h"
 #include "core/rounds/declaration.h"
 #include "core/rounds/work_sharing.h"
+#include "core/values/fields.h"
 #include "core/values/types.h"
 
 namespace horovod_partial {
@@ -116,6 +118,12 @@ struct Closing {
     bool fresh = false;  // true if the rank has arrived; otherwise only its pending contributions are in the sum
     bool stale = false;  // true for a kept model that was in the sum of an earlier round too
     int work = 0;        // the number of steps, or the iteration, from which the weight of the rank's model follows
+
+    template <class Self>
+    static auto Fields(Self& self) {
+      return std::make_tuple(Named("gradients", self.gradients), Named("fresh", self.fresh), Named("stale", self.stale),
+                             Named("work", self.work));
+    }
   };
 
   std::string bucket;
@@ -129,11 +137,20 @@ struct Closing {
   std::vector<Partition> upcoming;                  // in round 0, if there is a schedule: the groups of later rounds
   std::string error;                                // an error that every rank gets (then nothing is reduced), or empty
 
+  // All but `bucket` and `error`, because the response in which a Closing travels has both already.
+  template <class Self>
+  static auto Fields(Self& self) {
+    return std::make_tuple(Named("round", self.round), Named("reason", self.reason), Named("flushes", self.flushes),
+                           Named("ends", self.ends), Named("flush_over", self.flush_over),
+                           Named("contributions", self.contributions), Named("groups", self.groups),
+                           Named("upcoming", self.upcoming));
+  }
+
   // The number of ranks on time, and of gradients in the sum: in the group of `rank`, or without `rank` of all ranks.
   int fresh(std::optional<Rank> rank = std::nullopt) const;
   int gradients(std::optional<Rank> rank = std::nullopt) const;
-  Members members(Rank rank) const;
-  bool Includes(Rank rank) const;
+  Members members(Rank rank) const { return GroupOf(groups, rank, static_cast<int>(contributions.size())); }
+  bool Includes(Rank rank) const { return groups.empty() || groups.at(Index(rank)) != kNoGroup; }
 };
 
 constexpr auto NamesOf(Closing::Reason /*type*/) {
@@ -151,18 +168,11 @@ struct Grants {
   }
 };
 
-// Grants travel as a string of bytes. Decoding damaged bytes throws std::runtime_error.
-std::string Encode(const std::vector<Grants>& grants);
-std::vector<Grants> DecodeGrants(const std::string& bytes);
-
-// A report travels as a string of bytes. Decoding damaged bytes throws std::runtime_error.
-std::string Encode(const Report& report);
-Report DecodeReport(const std::string& bytes);
 // Throws std::runtime_error if no rank of a process set with `size` ranks can have sent this report.
 void Check(const Report& report, int size);
 
-// A Closing travels as 32-bit integers, for which Horovod's responses have room. `bucket` and `error` are left out,
-// because the response has both already. DecodeClosing reads the Closing at index `at`, and moves `at` behind it.
+// A Closing travels as 32-bit integers, for which Horovod's responses have room: the number of its bytes, and these
+// bytes. DecodeClosing reads the Closing at index `at`, and moves `at` behind it. Throws std::runtime_error for damage.
 void Append(const Closing& closing, std::vector<std::int32_t>& words);
 Closing DecodeClosing(const std::vector<std::int32_t>& words, std::size_t& at);
 

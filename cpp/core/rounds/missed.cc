@@ -22,8 +22,6 @@ void MissedResults::Push(Buffer& result, int gradients, DataType type, std::size
   }
 }
 
-void MissedResults::PushEmpty() { results_.push_back({{}, 1, 0}); }
-
 // Adds up the two oldest results until there is room for another result. There may be more results than the limit:
 // PushEmpty makes no room, and Push makes none while the oldest results are being taken.
 void MissedResults::MakeRoom(DataType type, std::size_t elements) {
@@ -63,8 +61,6 @@ int MissedResults::gradients() const {
   for (const Result& result : results_) gradients += result.gradients;
   return gradients;
 }
-
-int MissedResults::oldest_rounds() const { return results_.empty() ? 0 : results_.front().rounds; }
 
 std::size_t MissedResults::bytes() const {
   std::size_t total = spare_.size();

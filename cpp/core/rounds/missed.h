@@ -36,7 +36,7 @@ class MissedResults {
   // Adds a missed result. May take the memory of `result`, and leave other memory of the same size there, or none.
   void Push(Buffer& result, int gradients, DataType type, std::size_t elements);
   // Adds a round without a result for this rank, so that the number of rounds stays right.
-  void PushEmpty();
+  void PushEmpty() { results_.push_back({{}, 1, 0}); }
   Result Pop();
   // Takes memory that Pop returned, to use it for the next result.
   void Recycle(Buffer storage) {
@@ -50,9 +50,10 @@ class MissedResults {
   void BeTaken(bool being_taken) { being_taken_ = being_taken; }
 
   bool empty() const { return results_.empty(); }
-  int rounds() const;                     // the number of rounds in all results
-  int oldest_rounds() const;              // the number of rounds in the oldest result
-  int gradients() const;                  // the number of gradients in all results
+  int rounds() const;     // the number of rounds in all results
+  int gradients() const;  // the number of gradients in all results
+  // The number of rounds in the oldest result.
+  int oldest_rounds() const { return results_.empty() ? 0 : results_.front().rounds; }
   int summed() const { return summed_; }  // with kReplay: how many results were added to another result
   std::size_t bytes() const;
 

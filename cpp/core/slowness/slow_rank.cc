@@ -88,20 +88,19 @@ std::optional<std::size_t> SlowRank::Begins(const ComparedStep& step) {
   std::optional<std::size_t> best;
   for (std::size_t which = 0; which < kShares.size(); ++which) {
     Evidence& of = evidence_[which];
-    if (of.sum <= 0) of = {0, step.step, 0, 0};
+    if (of.sum <= 0) of = {0, step.step, {}};
     of.sum += which != kAll && kShares[which] <= step.chance ? -1 : Likelihood(step, which);
-    of.slow += IsSlow(step, which) ? 1 : 0;
-    of.lost += step.lost;
+    of.cost.Add({IsSlow(step, which) ? 1 : 0, step.lost});
     const auto steps = static_cast<double>(step.step - of.begin + 1);
     const double least_lost = std::max(kLeastLost, steps * kLeastCost);
     // If nearly all of the last steps are slow, kAll may have enough evidence soon. Other hypotheses wait for it until
     // a step is not slow. Between bursts, only another burst can begin.
     const bool waits = which != kAll && evidence_[kAll].sum >= kNearlyAll;
     const bool fits =
-        IsNearlyAll({which, of.begin, step.step + 1, 0, of.slow}) ? !waits || !step.slow : !waits && !in_bursts();
+        IsNearlyAll({which, of.begin, step.step + 1, 0, of.cost}) ? !waits || !step.slow : !waits && !in_bursts();
     // If a share of the steps is slow anyway, several slow steps in a row are likely. So more evidence is needed.
     const double least = span_ && span_->which != kAll ? 2 * begin_ : begin_;
-    const bool enough = fits && of.sum >= least && of.lost >= least_lost;
+    const bool enough = fits && of.sum >= least && of.cost.lost >= least_lost;
     if (enough && (!best || of.sum > evidence_[*best].sum)) best = which;
   }
   return best;
@@ -109,7 +108,7 @@ std::optional<std::size_t> SlowRank::Begins(const ComparedStep& step) {
 
 bool SlowRank::IsNearlyAll(const Span& span) {
   const auto steps = static_cast<double>(span.end - span.begin);
-  return span.which == kAll || static_cast<double>(span.slow) >= kMostly * steps;
+  return span.which == kAll || static_cast<double>(span.cost.slow) >= kMostly * steps;
 }
 
 void SlowRank::Begin(std::size_t which, const ComparedStep& step) {
@@ -119,7 +118,7 @@ void SlowRank::Begin(std::size_t which, const ComparedStep& step) {
     Measure(some);
     for (const ComparedStep& one : steps_)
       if (one.slow && one.step >= evidence.begin && one.step < span_->end) --some.steps;
-    some.lost = std::max(0.0, some.lost - evidence.lost);
+    some.lost = std::max(0.0, some.lost - evidence.cost.lost);
     some.end = evidence.begin;
     some.length = some.end - some.begin;
     if (some.length <= 0) found_.pop_back();
@@ -128,19 +127,19 @@ void SlowRank::Begin(std::size_t which, const ComparedStep& step) {
   span.which = which;
   span.begin = evidence.begin;
   span.end = step.step + (IsSlow(step, which) ? 1 : 0);
-  span.slow = evidence.slow;
-  span.lost = evidence.lost;
+  span.cost = evidence.cost;
   if (IsNearlyAll(span) && !in_bursts() && !ended_.empty()) {
     const Span last = ended_.back();
     const std::int64_t gap = evidence.begin - last.end, length = last.end - last.begin;
-    if (gap > kRare * length) ForgetEnded();
+    if (gap > kRare * length) {
+      ended_.clear();
+      ended_cost_ = {};
+    }
     if (kShort * gap < length) {  // the pause was short, so the earlier span goes on
       span.begin = last.begin;
-      span.slow += last.slow;
-      span.lost += last.lost;
+      span.cost.Add(last.cost);
       ended_.pop_back();
-      ended_slow_ -= last.slow;
-      ended_lost_ -= last.lost;
+      ended_cost_.Add({-last.cost.slow, -last.cost.lost});
       if (!found_.empty() && found_.back().begin == last.begin) found_.pop_back();
     }
   }
@@ -152,20 +151,12 @@ void SlowRank::Begin(std::size_t which, const ComparedStep& step) {
 
 void SlowRank::Extend(const ComparedStep& step) {
   Span& span = *span_;
-  span.lost_since += step.lost;
-  if (IsSlow(step, span.which)) ++span.slow_since;
+  span.since.Add({IsSlow(step, span.which) ? 1 : 0, step.lost});
   span.over -= Likelihood(step, span.which);
   if (span.over > 0) return;
   span.over = 0;
   span.end = step.step + 1;
-  span.slow += std::exchange(span.slow_since, 0);
-  span.lost += std::exchange(span.lost_since, 0);
-}
-
-void SlowRank::ForgetEnded() {
-  ended_.clear();
-  ended_slow_ = 0;
-  ended_lost_ = 0;
+  span.cost.Add(std::exchange(span.since, {}));
 }
 
 // Adds a burst before those in `ended_`. Alone it had too little evidence, but as one of several it needs less.
@@ -175,18 +166,16 @@ void SlowRank::LookBack() {
   std::optional<Span> found;
   for (const ComparedStep& one : steps_) {
     if (one.step >= ended_.front().begin) break;
-    if (of.sum <= 0) of = {0, one.step, 0, 0};
+    if (of.sum <= 0) of = {0, one.step, {}};
     of.sum += one.level;
-    of.slow += one.level > 0 ? 1 : 0;
-    of.lost += one.lost;
+    of.cost.Add({one.level > 0 ? 1 : 0, one.lost});
     if (of.sum < most) continue;
     most = of.sum;
-    found = Span{kAll, of.begin, one.step + 1, 0, of.slow, of.lost};
+    found = Span{kAll, of.begin, one.step + 1, 0, of.cost};
   }
   if (!found || ended_.front().begin - found->end > kRare * (found->end - found->begin)) return;
   ended_.push_front(*found);
-  ended_slow_ += found->slow;
-  ended_lost_ += found->lost;
+  ended_cost_.Add(found->cost);
 }
 
 // Ends the present span. Returns the change to report. A pause between bursts is no change.
@@ -198,8 +187,7 @@ SlowRank::Change SlowRank::End() {
   }
   if (bursts || IsNearlyAll(*span_)) {
     ended_.push_back(*span_);
-    ended_slow_ += span_->slow;
-    ended_lost_ += span_->lost;
+    ended_cost_.Add(span_->cost);
   }
   if (ended_.size() > kSpans) ended_.pop_front();
   span_.reset();
@@ -245,7 +233,8 @@ SlowRank::Change SlowRank::Tell(std::int64_t step) {
     Measure(over);
     over.end = ended_.back().end;
     if (ended_.size() == 1) over.kind = SlownessKind::kPersistent;  // what seemed to be a second burst is none
-    ForgetEnded();
+    ended_.clear();
+    ended_cost_ = {};
     span_ = present;
     return span_ ? Found(SlownessKind::kPersistent, span_->begin, Change::kChanges) : Change::kEnds;
   }
@@ -297,11 +286,9 @@ void SlowRank::Measure(Slowness& told) const {
     told.low = at(std::floor(count / 2 - half) - 1);
     told.high = at(std::ceil(count / 2 + half));
   }
-  told.steps = 0;
-  told.lost = 0;
+  Cost cost;
   if (told.kind == SlownessKind::kBursts) {
-    told.steps = ended_slow_;
-    told.lost = ended_lost_;
+    cost = ended_cost_;
     told.length = ended_.back().end - told.begin;
     std::vector<double> lengths, periods;
     for (std::size_t i = 0; i < ended_.size(); ++i) {
@@ -313,10 +300,11 @@ void SlowRank::Measure(Slowness& told) const {
     if (!periods.empty()) told.period = Median(periods);
   }
   if (span_) {
-    told.steps += span_->slow;
-    told.lost += span_->lost;
+    cost.Add(span_->cost);
     told.length = span_->end - told.begin;
   }
+  told.steps = cost.slow;
+  told.lost = cost.lost;
 }
 
 }  // namespace horovod_partial

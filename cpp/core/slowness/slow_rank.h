@@ -99,23 +99,29 @@ class SlowRank {
   static constexpr std::size_t kAll = 0;
   static constexpr std::array<double, 4> kShares = {0.9, 0.4, 0.15, 0.06};
 
+  // What some steps have cost.
+  struct Cost {
+    std::int64_t slow = 0;  // the number of slow steps
+    double lost = 0;        // the sum of ComparedStep::lost
+    void Add(const Cost& more) {
+      slow += more.slow;
+      lost += more.lost;
+    }
+  };
   // The evidence for one of the hypotheses in kShares, summed from the step `begin` on.
   struct Evidence {
     double sum = 0;
     std::int64_t begin = 0;
-    std::int64_t slow = 0;  // the number of slow steps
-    double lost = 0;
+    Cost cost;
   };
   // Consecutive steps to which one of the hypotheses in kShares applies.
   struct Span {
     std::size_t which = kAll;
     std::int64_t begin = 0;
-    std::int64_t end = 0;         // the step after the last one that surely belongs to the span
-    double over = 0;              // the evidence that the span ended at `end`
-    std::int64_t slow = 0;        // the number of slow steps before `end`
-    double lost = 0;              // the sum of ComparedStep::lost before `end`
-    std::int64_t slow_since = 0;  // the number of slow steps from `end` on
-    double lost_since = 0;
+    std::int64_t end = 0;  // the step after the last one that surely belongs to the span
+    double over = 0;       // the evidence that the span ended at `end`
+    Cost cost;             // of the steps before `end`
+    Cost since{};          // of the steps from `end` on
   };
   // Returns true if nearly all steps of a span are slow, whichever hypothesis has found it. Evidence for kAll grows
   // slowly where other ranks vary much, so one of the other hypotheses may find a rank that is slow in each of its last
@@ -129,7 +135,6 @@ class SlowRank {
   void Extend(const ComparedStep& step);
   Change End();
   void LookBack();
-  void ForgetEnded();
   bool Grows() const;
   Change Tell(std::int64_t step);
   Change Found(SlownessKind kind, std::int64_t begin, Change change);
@@ -141,8 +146,7 @@ class SlowRank {
   std::deque<ComparedStep> steps_;  // the last steps, from which factors and growth are computed
   std::optional<Span> span_;        // the span that has begun and has not ended, if there is one
   std::deque<Span> ended_;          // the last ended spans in which nearly all steps were slow
-  std::int64_t ended_slow_ = 0;     // the slow steps in `ended_`, and in older spans of the same bursts
-  double ended_lost_ = 0;           // the sum of ComparedStep::lost over the same spans
+  Cost ended_cost_;                 // of the spans in `ended_`, and of older spans of the same bursts
   std::vector<Slowness> found_;
   double told_ = 1;  // the factor that was reported last
 };

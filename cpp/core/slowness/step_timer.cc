@@ -53,6 +53,7 @@ void StepTimer::Arrived(const std::vector<std::string>& names, std::int64_t buck
   handed_.Add(time, time);
   Row& row = rows_.back();
   bytes_ += bytes;
+  report_.bytes += static_cast<std::int64_t>(bytes);
   row.bytes += bytes;
   row.handed = std::max(row.handed, time);
   row.outstanding.insert(bucket);
@@ -154,9 +155,9 @@ void StepTimer::PassOnBut(std::size_t kept) {
     last_handed_ = std::max(last_handed_, step.handed);
     if (joined) continue;
     pass_on_(step);
-    if (!step.begin || step.handed == begin || computed_.size() == kMost) continue;
-    computed_.push_back({step.number, ToSeconds(step.handed - begin - step.blocked), step.parts});
-    seconds_ += ToSeconds((rows_.size() > 1 ? *rows_[1].begin : std::max(step.result, step.handed)) - begin);
+    if (!step.begin || step.handed == begin || report_.ended.size() == kMost) continue;
+    report_.ended.push_back({step.number, ToSeconds(step.handed - begin - step.blocked), step.parts});
+    report_.seconds += ToSeconds((rows_.size() > 1 ? *rows_[1].begin : std::max(step.result, step.handed)) - begin);
   }
 }
 

@@ -35,7 +35,7 @@ struct TimedStep {
 struct StepReport {
   std::vector<TimedStep> ended;  // the steps that have ended since the last report
   std::int64_t bytes = 0;        // the bytes that the rank has handed over for reduction since the last report
-  double seconds = 0;            // how long the steps in `ended` took, with waits and reductions
+  double seconds = 0;            // how long the steps in `ended` took, from the begin of each to the begin of the next
 
   template <class Self>
   static auto Fields(Self& self) {
@@ -130,10 +130,8 @@ class StepTimer {
   void Reduced(Time begin, Time end) { reductions_.Add(begin, end); }
   // Passes on the last steps. The first step after them will have no `begin`.
   void Flush();
-  // Returns the compute times of the steps since the last call. While kMost times are untaken, new ones are dropped.
-  std::vector<TimedStep> Take() { return std::exchange(computed_, {}); }
-  // Returns how long the steps took whose compute times Take returns, in seconds, with waits and reductions.
-  double TakeSeconds() { return std::exchange(seconds_, 0); }
+  // Returns what has happened since the last call. While kMost steps are untaken, new ones are dropped.
+  StepReport Take() { return std::exchange(report_, {}); }
   // Returns how many bytes have been handed over so far.
   std::size_t bytes() const { return bytes_; }
 
@@ -147,7 +145,7 @@ class StepTimer {
   // Returns what the rank did in a step, from its begin to its last arrival.
   Parts PartsOf(Time begin, Time handed) const;
 
-  static constexpr std::size_t kMost = 2048;  // the most rows, and the most compute times, that are kept
+  static constexpr std::size_t kMost = 2048;  // the most rows, and the most untaken steps, that are kept
   static constexpr std::size_t kMostMarks = 4096;
   std::function<void(const Step&)> pass_on_;
   StepCounter counter_;
@@ -159,8 +157,7 @@ class StepTimer {
   std::deque<Mark> marks_;  // since the last arrival of the step before the one that was passed on last
   Time last_handed_{0};     // the last arrival of the step that was passed on last
   bool optimizes_ = false;  // whether the end of an optimizer's step was ever told
-  std::vector<TimedStep> computed_;
-  double seconds_ = 0;  // the time of the steps in `computed_`, from the begin of each to the begin of the next
+  StepReport report_;       // what Take returns next
   std::size_t bytes_ = 0;
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
 #include <memory>
 
 #include "core/values/dtype.h"
@@ -35,11 +36,19 @@ class Memory {
 // Memory that the host can read and write through pointers.
 class HostAddressable : public Memory {
  public:
-  void Copy(void* target, const void* source, std::size_t bytes) override;
-  void Zero(void* data, std::size_t bytes) override;
-  void Add(DataType type, void* target, const void* source, std::size_t elements) override;
-  void Scale(DataType type, void* data, std::size_t elements, double factor) override;
-  bool AddIfFinite(DataType type, void* target, const void* source, std::size_t elements, bool first) override;
+  void Copy(void* target, const void* source, std::size_t bytes) override { std::memcpy(target, source, bytes); }
+  void Zero(void* data, std::size_t bytes) override { std::memset(data, 0, bytes); }
+  void Add(DataType type, void* target, const void* source, std::size_t elements) override {
+    horovod_partial::Add(type, target, source, elements);
+  }
+  void Scale(DataType type, void* data, std::size_t elements, double factor) override {
+    horovod_partial::Scale(type, data, elements, factor);
+  }
+  bool AddIfFinite(DataType type, void* target, const void* source, std::size_t elements, bool first) override {
+    if (!AllFinite(type, source, elements)) return false;
+    first ? Copy(target, source, elements * SizeOf(type)) : Add(type, target, source, elements);
+    return true;
+  }
 };
 
 struct FreeMemory {

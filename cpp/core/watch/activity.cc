@@ -3,8 +3,6 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "core/values/bytes.h"
-
 namespace horovod_partial {
 
 const Activity& Lasting::Pass(const Look& look) {
@@ -17,8 +15,6 @@ const Activity& Lasting::Pass(const Look& look) {
   return last_.activity;
 }
 
-std::string Framed(const std::string& word) { return BytesOf(word); }
-
 std::optional<std::string> Words::Next() {
   std::uint32_t size = 0;
   if (bytes_.size() < sizeof size) return std::nullopt;
@@ -29,9 +25,5 @@ std::optional<std::string> Words::Next() {
   bytes_.erase(0, sizeof size + size);
   return word;
 }
-
-std::string Encode(const Beat& beat) { return BytesOf(beat); }
-
-Beat DecodeBeat(const std::string& bytes) { return FromBytes<Beat>(bytes, "a heartbeat"); }
 
 }  // namespace horovod_partial

@@ -58,8 +58,7 @@ class Lasting {
   int held_ = 0;
 };
 
-// Framed returns a message with its length in front. Words splits a stream of such messages into the messages again.
-std::string Framed(const std::string& word);
+// Splits a stream of messages into the messages. Each has its length in front, as in the BytesOf of a text.
 class Words {
  public:
   static constexpr std::size_t kLongest = 1 << 18;
@@ -96,9 +95,5 @@ struct Beat {
     return std::make_tuple(Named("activity", self.activity), Named("steps", self.steps), Named("signs", self.signs));
   }
 };
-
-std::string Encode(const Beat& beat);
-// Throws std::runtime_error if the bytes do not encode a heartbeat.
-Beat DecodeBeat(const std::string& bytes);
 
 }  // namespace horovod_partial

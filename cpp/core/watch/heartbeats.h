@@ -36,7 +36,7 @@ class Heartbeats {
 
 // The first message of a rank to rank 0: the secret of the job, and the number of the rank.
 struct Hello {
-  static constexpr std::size_t kSecretBytes = 16;
+  static constexpr std::size_t kSecretBytes = 16;  // printable characters
   static constexpr std::size_t kBytes = 4 + kSecretBytes + 4;
 
   std::string secret;
@@ -54,7 +54,6 @@ struct Endpoint {
   std::vector<std::string> addresses;
 
   std::string Encode() const;
-  // Throws std::runtime_error if the secret in the text is malformed.
   static Endpoint Decode(const std::string& text);
 };
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <sstream>
-#include <utility>
 
 namespace horovod_partial {
 namespace {
@@ -77,12 +76,6 @@ bool Telling::Begins(bool due) {
   quiet_ = pause_;
   return told_ = true;
 }
-
-bool Telling::Ends(bool lasts) { return !lasts && std::exchange(told_, false); }
-
-void StallWatch::Says(Rank rank, Activity activity) { members_[rank] = {std::move(activity), 0, false}; }
-
-void StallWatch::Gone(Rank rank) { members_[rank].gone = true; }
 
 bool StallWatch::Lasts(const Activity& activity) const {
   return activity.kind == Activity::Kind::kWaiting && activity.intervals >= limit_ - kAhead;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "core/values/types.h"
 #include "core/watch/activity.h"
@@ -38,7 +39,7 @@ class Telling {
   // Must be called in each heartbeat interval. `due`: true if there is a stall. Returns true if it must be logged now.
   bool Begins(bool due);
   // `lasts` says whether the stall lasts. Returns true if a stall that was logged is over now.
-  bool Ends(bool lasts);
+  bool Ends(bool lasts) { return !lasts && std::exchange(told_, false); }
 
  private:
   const int pause_;
@@ -54,9 +55,9 @@ class StallWatch {
   explicit StallWatch(int limit) : limit_(limit), telling_(limit) {}
 
   // Records a heartbeat and what its rank is doing. The first heartbeat of a rank begins the watch over it.
-  void Says(Rank rank, Activity activity);
+  void Says(Rank rank, Activity activity) { members_[rank] = {std::move(activity), 0, false}; }
   // Records that the process of a rank has ended, or gives no more heartbeats.
-  void Gone(Rank rank);
+  void Gone(Rank rank) { members_[rank].gone = true; }
 
   struct News {
     std::optional<Stall> begins;

@@ -218,8 +218,8 @@ class Application {
     Tensors& tensors = At(bucket);
     Got got{info, {}};
     if (configs_[Index(bucket)].spec.missed == Missed::kReplay) {
-      while (const auto taken = engine_.families().TakeRound({{BucketName(bucket), tensors.round.data()}}))
-        if (taken->gradients > 0) got.results.push_back(tensors.round.values());
+      while (const auto taken = engine_.families().TakeRound({BucketName(bucket)}, {tensors.round.data()}))
+        if (*taken > 0) got.results.push_back(tensors.round.values());
     } else {
       got.results.push_back(result.values());
     }

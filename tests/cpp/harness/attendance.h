@@ -96,7 +96,7 @@ class Attendance {
       });
     }
     for (int b = 0; b < kMostBuckets; ++b)
-      if ((question.open >> b & 1) != 0) use(b).Open(before);
+      if ((question.open >> b & 1) != 0) use(b).SetOpen(true, before);
     std::vector<std::unique_ptr<PossibleArrivals::ForeignWait>> parked;
     auto flush = Does::kRun;
     for (std::size_t t = 0; t < process.size(); ++t) {

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "core/rounds/coordinator.h"
+#include "core/values/bytes.h"
 #include "engine/engine.h"
 #include "harness/fake_device.h"
 
@@ -297,8 +298,8 @@ class FakeHorovod {
 
   void MakeReport(Rank rank) {
     RankState& state = *ranks_[Index(rank)];
-    state.report =
-        DecodeReport(Encode(state.engine.BuildReport(settings_.clock(rank), ForeignSince(state), state.joined)));
+    const Report report = state.engine.BuildReport(settings_.clock(rank), ForeignSince(state), state.joined);
+    state.report = FromBytes<Report>(BytesOf(report), "a report");
   }
 
   void Coordinate(Random& random, const std::function<void()>& between) {
@@ -311,10 +312,10 @@ class FakeHorovod {
       for (const auto& state : ranks_) joined.push_back(state->joined);
       coordinator_.SetJoined(joined);
       std::vector<Closing> closings = coordinator_.Decide(now);
-      grants_ = Encode(coordinator_.grants());
+      grants_ = BytesOf(coordinator_.grants());
       between();
       ranks_[0]->engine.Begin(closings, joined[0]);
-      ranks_[0]->engine.Hear(DecodeGrants(grants_));
+      ranks_[0]->engine.Hear(FromBytes<std::vector<Grants>>(grants_, "grants"));
       responses_.clear();
       std::size_t room = 0;
       for (Closing& closing : closings) {
@@ -356,7 +357,7 @@ class FakeHorovod {
         }
       }
       if (rank != 0) state.engine.Begin(closings, state.joined);
-      if (rank != 0) state.engine.Hear(DecodeGrants(grants_));
+      if (rank != 0) state.engine.Hear(FromBytes<std::vector<Grants>>(grants_, "grants"));
       if (state.joined) return;
       for (const Closing& closing : closings) FillMissing(state, closing.bucket);
     });

@@ -10,7 +10,6 @@
 #include <cstring>
 #include <new>
 
-#include "attach/host_stream.h"
 #include "harness/fake_stream.h"
 
 namespace horovod_partial::attach {
