@@ -106,8 +106,11 @@ void WorkSharing::ReportSoon() {
 }
 
 bool WorkSharing::ReportLeaves() {
-  has_left_ = false;
-  if (leaving_ == 0 || !surroundings_.shares_work) return false;
+  const bool had_left = has_left_.exchange(false);
+  if (leaving_ == 0 || !surroundings_.shares_work) {
+    if (had_left) surroundings_.changes.Tell();  // a thread may wait to begin a micro-batch again
+    return false;
+  }
   has_left_ = true;  // has_left_ is set before the buckets are checked, so that no micro-batch begins after the check
   for (const auto& bucket : buckets_.All()) {
     std::lock_guard<std::mutex> lock(bucket->mutex);

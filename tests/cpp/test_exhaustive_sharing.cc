@@ -42,6 +42,7 @@ class LedgerPeer {
     return told;
   }
   static int Free(const Ledger& ledger) { return ledger.Free(); }
+  static bool IsAfterFlush(const Ledger& ledger) { return ledger.after_flush_; }
   static const MicroBatches& Granted(const Ledger& ledger, std::size_t rank) { return ledger.ranks_[rank].granted; }
   static int Begun(const Ledger& ledger, std::size_t rank) { return ledger.ranks_[rank].begun; }
   static bool IsIdle(const Ledger& ledger, std::size_t rank) { return ledger.ranks_[rank].idle(); }
@@ -68,6 +69,8 @@ struct Job {
   int buckets = 1;
   bool late_ends = false;
   bool joins = false;  // ranks end by a join, and leave when all have joined
+  int more = 0;        // micro-batches that each rank can make after a flush, in which ranks compare their replicas
+  int pace = 0;        // how long a micro-batch takes on the last rank, if it takes 1 on the others; or nobody knows
 };
 
 struct Coverage {
@@ -89,6 +92,7 @@ class World {
     for (const int data : job.data) {
       RankState rank(static_cast<Rank>(ranks_.size()), job.each);
       rank.left = data;
+      rank.more = job.more;
       rank.buckets.resize(static_cast<std::size_t>(job.buckets));
       ranks_.push_back(rank);
     }
@@ -154,7 +158,8 @@ class World {
       for (; copy.MayBegin(); copy.Begin(Time(0))) put(copy.next());
       for (const int each : rank.own) put(each);
       put(rank.flushes | rank.over << 1 | rank.wants_join << 2 | (rank.taken == 0) << 3 | rank.news << 4 |
-          rank.holds_more << 5);
+          rank.holds_more << 5 | rank.closed << 6);
+      put(rank.more | rank.returns << 4 | rank.met << 5);
       for (const OwnBucket& bucket : rank.buckets) {
         put(bucket.count);
         put(bucket.reported | bucket.running << 1 | bucket.declared << 2);
@@ -163,6 +168,7 @@ class World {
     }
     for (const bool joined : joined_) put(joined);
     put(flushed_);
+    put(OwnLedger() != nullptr && LedgerPeer::IsAfterFlush(*OwnLedger()));
     if (phase_ != Phase::kReport || turn_ > 0)
       for (std::size_t i = 0; i < ranks_.size(); ++i) key += reports_[i];
     for (const Closing& closing : closings_) key += closing.bucket + NameOf(closing.reason);
@@ -218,9 +224,10 @@ class World {
   static constexpr int kChoice = 1;
   static constexpr int kPostpone = 1000;
   static constexpr int kStep = 2000;
-  enum StepKind : int { kBegin, kWait, kGradient, kTake, kLeave };
+  enum StepKind : int { kBegin, kWait, kGradient, kTake, kLeave, kReturn, kTrainOn };
   enum class Phase : std::uint8_t { kReport, kDecide, kBegin, kFinish };
-  enum class At : std::uint8_t { kBetween, kWaiting, kComputing, kLeaving };
+  // After a flush a rank comes back, begins a micro-batch, and computes it when all ranks have compared their replicas.
+  enum class At : std::uint8_t { kBetween, kWaiting, kComputing, kLeaving, kBack, kComparing };
 
   struct OwnBucket {
     int count = 0;          // micro-batches in the arrival
@@ -242,7 +249,11 @@ class World {
     std::vector<int> own;  // micro-batches of this update that have been begun here
     int made = 0;          // micro-batches, in all buckets
     int delivered = 0;
+    int more = 0;  // data after the flush
     bool flushes = false;
+    bool closed = false;   // the flush, though a round of it may run
+    bool returns = false;  // from the flush
+    bool met = false;      // this rank has come to compare its replica
     bool over = false;
     bool wants_join = false;
     bool holds_more = false;  // at the last begin, and since then nobody has asked for reports
@@ -279,7 +290,15 @@ class World {
         break;
       case At::kComputing: steps.push_back(kGradient); break;
       case At::kLeaving:
+        if (rank.returns) steps.push_back(kReturn);
         if (!rank.flushes && !HasArrived(rank) && !AnyRunning(rank) && !rank.wants_join) steps.push_back(kLeave);
+        break;
+      case At::kBack:
+        if (rank.share.MayBegin() && IsCurrent(rank)) steps.push_back(kBegin);
+        break;
+      case At::kComparing:
+        if (std::all_of(ranks_.begin(), ranks_.end(), [](const RankState& each) { return each.met; }))
+          steps.push_back(kTrainOn);
         break;
     }
     return steps;
@@ -295,7 +314,8 @@ class World {
           Require(&other == &rank || other.update != rank.update ||
                       std::find(other.own.begin(), other.own.end(), rank.own.back()) == other.own.end(),
                   "two ranks make one micro-batch");
-        rank.at = At::kComputing;
+        rank.met = rank.met || rank.at == At::kBack;
+        rank.at = rank.at == At::kBack ? At::kComparing : At::kComputing;
         rank.done = 0;
         rank.weights = rank.taken;
         --rank.left;
@@ -330,6 +350,13 @@ class World {
           rank.flushes = true;
         }
         break;
+      case kReturn:
+        rank.at = At::kBack;
+        rank.left = std::exchange(rank.more, 0);
+        rank.flushes = rank.closed = rank.returns = false;
+        rank.news = true;
+        break;
+      case kTrainOn: rank.at = At::kComputing; break;
     }
   }
   std::size_t RankOf(const RankState& rank) const { return static_cast<std::size_t>(&rank - ranks_.data()); }
@@ -349,13 +376,17 @@ class World {
     if (rank.wants_join) joined_[turn_] = true;
     const bool joined = joined_[turn_];
     report.leaves = rank.at == At::kLeaving;
-    if (rank.flushes && !rank.over) report.flush = Report::Flush::kEnding;
-    if (report.flush == Report::Flush::kEnding) report.absent.all = true;
+    if (rank.flushes && rank.more == 0 && !rank.over) report.flush = Report::Flush::kEnding;
+    if (rank.flushes && rank.more > 0 && !rank.closed) report.flush = Report::Flush::kFlushing;
+    report.absent.all = report.flush != Report::Flush::kNone;
     for (int b = 0; b < job_->buckets; ++b) {
       OwnBucket& bucket = rank.buckets[static_cast<std::size_t>(b)];
       Report::Item item;
       item.bucket = kNames[b];
-      if (b == job_->buckets - 1) item.share = rank.share.share(Time(0), rank.at == At::kWaiting);
+      if (b == job_->buckets - 1) {
+        item.share = rank.share.share(Time(0), rank.at == At::kWaiting || rank.at == At::kBack);
+        if (job_->pace > 0) item.share->computed = Time(bucket.count * (turn_ + 1 < ranks_.size() ? 1 : job_->pace));
+      }
       if (bucket.running) {
         item.kind = Report::Item::Kind::kRunning;
       } else if (bucket.count > 0 && !bucket.reported && !joined) {
@@ -392,8 +423,8 @@ class World {
       for (std::size_t r = 0; r < ranks_.size(); ++r) {
         const RankState& rank = ranks_[r];
         const auto& contribution = closing.contributions[r];
-        const bool open =
-            rank.at == At::kComputing && rank.weights == closing.round && rank.done <= static_cast<int>(b);
+        const bool open = (rank.at == At::kComputing || rank.at == At::kComparing) && rank.weights == closing.round &&
+                          rank.done <= static_cast<int>(b);
         Require(!open, "a bucket closes before a micro-batch that has begun is in it");
         if (joined_[r]) continue;
         Require(contribution.gradients == (rank.buckets[b].reported ? rank.buckets[b].count : 0),
@@ -487,7 +518,7 @@ class World {
         ++rank.update;
         rank.own.clear();
       }
-      if (closing.flushes) flushed_ |= 1 << b;
+      if (closing.flushes) flushed_ = closing.flush_over == Report::Flush::kNone ? flushed_ | 1 << b : 0;
       if (joined_[turn_]) {
         rank.taken = std::max(rank.taken, bucket.completed + 1);
         ++bucket.completed;
@@ -499,7 +530,7 @@ class World {
       Require(closing.contributions[turn_].gradients == bucket.count, "a rank sends other than it has reported");
       bucket.count = 0;
       bucket.reported = false;
-      if (closing.flush_over != Report::Flush::kNone) over_ = true;
+      if (closing.flush_over != Report::Flush::kNone) rank.closed = rank.flushes;
     }
     for (const Grants& grants : grants_) Hear(rank, grants.by_rank[turn_]);
     begun_ = turn_ + 1;
@@ -526,7 +557,7 @@ class World {
       bucket.running = false;
       ++bucket.completed;
     }
-    if (over_ && rank.flushes && !AnyRunning(rank)) rank.over = true;
+    if (rank.closed && !AnyRunning(rank)) (rank.more > 0 ? rank.returns : rank.over) = true;
     if (++turn_ < ranks_.size()) return;
     turn_ = 0;
     phase_ = Phase::kReport;
@@ -547,7 +578,6 @@ class World {
   Phase phase_ = Phase::kReport;
   std::size_t turn_ = 0;
   std::size_t begun_ = 0;
-  bool over_ = false;
   int flushed_ = 0;
   std::vector<std::string> reports_;
   std::vector<Closing> closings_;
@@ -572,15 +602,17 @@ TEST_P(Sharing, IsSafe) {
               coverage.shortened);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Sharing,
-                         testing::Values(Case{"Two", {{3, 3}, 1}}, Case{"TwoUnequal", {{4, 2}, 2}},
-                                         Case{"TwoLong", {{5, 5}, 1}}, Case{"TwoBuckets", {{3, 2}, 1, 2}},
-                                         Case{"TwoBucketsOfTwo", {{5, 4}, 2, 2}}, Case{"Late", {{3, 3}, 1, 1, true}},
-                                         Case{"LateBuckets", {{3, 3}, 1, 2, true}},
-                                         Case{"Joins", {{3, 2}, 1, 1, false, true}},
-                                         Case{"JoinsLate", {{4, 3}, 2, 2, true, true}},
-                                         Case{"ThreeUnequal", {{3, 2, 1}, 1}}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    All, Sharing,
+    testing::Values(Case{"Two", {{3, 3}, 1}}, Case{"TwoUnequal", {{4, 2}, 2}}, Case{"TwoLong", {{5, 5}, 1}},
+                    Case{"TwoBuckets", {{3, 2}, 1, 2}}, Case{"TwoBucketsOfTwo", {{5, 4}, 2, 2}},
+                    Case{"Late", {{3, 3}, 1, 1, true}}, Case{"LateBuckets", {{3, 3}, 1, 2, true}},
+                    Case{"Joins", {{3, 2}, 1, 1, false, true}}, Case{"JoinsLate", {{4, 3}, 2, 2, true, true}},
+                    Case{"ThreeUnequal", {{3, 2, 1}, 1}}, Case{"Flushes", {{2, 1}, 1, 1, false, false, 2}},
+                    Case{"FlushesSlow", {{4, 4}, 2, 1, false, false, 2, 10}},
+                    Case{"FlushesBuckets", {{2, 2}, 1, 2, false, false, 1, 10}},
+                    Case{"FlushesLate", {{2, 2}, 1, 1, true, false, 1, 10}}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace horovod_partial

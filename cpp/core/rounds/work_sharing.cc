@@ -46,7 +46,7 @@ Ledger::Ledger(int size, int micro_batches)
       ranks_(static_cast<std::size_t>(size)),
       taken_(static_cast<std::size_t>(micro_batches)),
       left_(static_cast<std::size_t>(size)) {
-  Advance();
+  Advance(false);
 }
 
 void Ledger::Observe(Rank rank, const Share& share, int done, Time now) {
@@ -71,12 +71,13 @@ void Ledger::Observe(Rank rank, const Share& share, int done, Time now) {
   state.since = since;
 }
 
-void Ledger::Advance() {
+void Ledger::Advance(bool flushes) {
   std::fill(taken_.begin(), taken_.end(), false);
   std::fill(left_.begin(), left_.end(), each_);
   free_ = static_cast<int>(taken_.size());
   latency_ -= latency_ / kForgotten;
   looks_ahead_ = std::exchange(moves_, false);
+  after_flush_ = flushes;
   started_ = kNever;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     State& state = ranks_[i];
@@ -146,6 +147,9 @@ Ledger::Plan Ledger::PlanAt(const std::vector<bool>& comes, Time now) const {
     // A rank keeps its first micro-batch, unless it is late. Otherwise nobody would see that a slow rank is fast again.
     if (state.begun == 0 && now - Since(state, now) <= plan.pace[i]) plan.keeps[i] = 1;
   }
+  // A rank that comes back late from a flush may have lost all that it held. It gets a first one again, whether that
+  // pays or not, because all other ranks may wait until it has begun one.
+  const auto needs_one = [&](std::size_t i) { return after_flush_ && plan.wanted[i] < plan.keeps[i]; };
   // List scheduling: what is free goes to the rank that would end it first. Then the last micro-batch of the rank that
   // would end last moves to this rank too, while that pays although moving takes time.
   for (int free = Free();; --free) {
@@ -154,10 +158,13 @@ Ledger::Plan Ledger::PlanAt(const std::vector<bool>& comes, Time now) const {
     std::size_t to = size;
     std::size_t from = size;
     for (std::size_t i = 0; i < size; ++i) {
-      if (plan.end[i] != kNever && (to == size || one_more(i) < one_more(to))) to = i;
       if (plan.wanted[i] > plan.keeps[i] && (from == size || plan.end[i] > plan.end[from])) from = i;
+      if (plan.end[i] == kNever) continue;
+      if (to == size || needs_one(i) || (!needs_one(to) && one_more(i) < one_more(to))) to = i;
     }
-    if (to == size || (free <= 0 && (from == size || plan.end[from] <= one_more(to)))) return plan;
+    if (to == size) return plan;
+    const bool pays = from < size && (needs_one(to) || plan.end[from] > one_more(to));
+    if (free <= 0 && !pays) return plan;
     plan.end[to] = one_more(to);
     ++plan.wanted[to];
     if (free > 0) continue;

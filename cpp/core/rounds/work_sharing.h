@@ -85,7 +85,8 @@ class Ledger {
 
   // Takes what a rank reports. `done` is its number of micro-batches whose gradients are complete.
   void Observe(Rank rank, const Share& share, int done, Time now);
-  void Advance();
+  // Called when the update has closed. `flushes`: true if a flush has closed it.
+  void Advance(bool flushes);
 
   // Returns the micro-batches that each rank may begin. The result is empty if nothing has changed. `comes`: true for
   // each rank that may still begin micro-batches.
@@ -142,6 +143,7 @@ class Ledger {
   int free_ = 0;              // the sum of `left_`
   bool moves_ = false;        // true if a micro-batch has moved in this update
   bool looks_ahead_ = false;  // true if one has moved in the update before
+  bool after_flush_ = false;  // true if a flush has closed the update before
   Time started_ = kNever;     // when the first micro-batch of this update was begun
   Time deadline_ = kNever;
   Time latency_{0};  // how long it has taken lately to move a micro-batch to another rank; 0 if not known
