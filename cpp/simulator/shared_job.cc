@@ -53,7 +53,7 @@ SharedJobResult SharedJob::Run() {
     }
     Observe();
     now_ = Reduced();
-    ledger_.Advance(false);
+    ledger_.Advance();
     result.ends.push_back(ToSeconds(now_));
     for (const Worker& worker : workers_) result.made.push_back(worker.done);
     result.bounds.push_back(ListSchedule());

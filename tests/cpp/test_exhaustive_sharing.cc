@@ -42,7 +42,8 @@ class LedgerPeer {
     return told;
   }
   static int Free(const Ledger& ledger) { return ledger.Free(); }
-  static bool IsAfterFlush(const Ledger& ledger) { return ledger.after_flush_; }
+  static bool WasAway(const Ledger& ledger, std::size_t rank) { return ledger.ranks_[rank].was_away; }
+  static bool IsKnownToBeSlow(const Ledger& ledger, std::size_t rank) { return ledger.ranks_[rank].pace > Time(1); }
   static const MicroBatches& Granted(const Ledger& ledger, std::size_t rank) { return ledger.ranks_[rank].granted; }
   static int Begun(const Ledger& ledger, std::size_t rank) { return ledger.ranks_[rank].begun; }
   static bool IsIdle(const Ledger& ledger, std::size_t rank) { return ledger.ranks_[rank].idle(); }
@@ -168,7 +169,8 @@ class World {
     }
     for (const bool joined : joined_) put(joined);
     put(flushed_);
-    put(OwnLedger() != nullptr && LedgerPeer::IsAfterFlush(*OwnLedger()));
+    for (std::size_t r = 0; r < ranks_.size() && OwnLedger() != nullptr; ++r)
+      put(LedgerPeer::WasAway(*OwnLedger(), r) | LedgerPeer::IsKnownToBeSlow(*OwnLedger(), r) << 1);
     if (phase_ != Phase::kReport || turn_ > 0)
       for (std::size_t i = 0; i < ranks_.size(); ++i) key += reports_[i];
     for (const Closing& closing : closings_) key += closing.bucket + NameOf(closing.reason);

@@ -27,7 +27,7 @@ def broadcast(variables: list[Variable], root_rank: int) -> None:
         variable.assign(10.0 * number + root_rank)
 
 
-FUNCTIONS = elastic.Functions(broadcast, lambda value, **_: value, lambda: 1)
+FUNCTIONS = broadcast, lambda value, **_: value, lambda: 1
 
 
 class State(elastic.VariablesState):

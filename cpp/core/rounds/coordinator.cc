@@ -265,7 +265,7 @@ Closing Coordinator::Close(const std::string& name, BucketState& bucket, Closing
   bucket.FindFirstArrival();
   bucket.satisfied = kNever;
   ++bucket.round;
-  if (bucket.ledger) bucket.ledger->Advance(closing.flushes);
+  if (bucket.ledger) bucket.ledger->Advance();
   return closing;
 }
 

@@ -46,7 +46,7 @@ Ledger::Ledger(int size, int micro_batches)
       ranks_(static_cast<std::size_t>(size)),
       taken_(static_cast<std::size_t>(micro_batches)),
       left_(static_cast<std::size_t>(size)) {
-  Advance(false);
+  Advance();
 }
 
 void Ledger::Observe(Rank rank, const Share& share, int done, Time now) {
@@ -71,19 +71,18 @@ void Ledger::Observe(Rank rank, const Share& share, int done, Time now) {
   state.since = since;
 }
 
-void Ledger::Advance(bool flushes) {
+void Ledger::Advance() {
   std::fill(taken_.begin(), taken_.end(), false);
   std::fill(left_.begin(), left_.end(), each_);
   free_ = static_cast<int>(taken_.size());
   latency_ -= latency_ / kForgotten;
   looks_ahead_ = std::exchange(moves_, false);
-  after_flush_ = flushes;
   started_ = kNever;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     State& state = ranks_[i];
     state.granted.clear();
     state.begun = state.done = 0;
-    state.wants = false;
+    state.wants = state.was_away = false;
     state.computed = Time(0);
     state.asked = kNever;
     while (state.held() < each_) Grant(i);
@@ -148,8 +147,8 @@ Ledger::Plan Ledger::PlanAt(const std::vector<bool>& comes, Time now) const {
     if (state.begun == 0 && now - Since(state, now) <= plan.pace[i]) plan.keeps[i] = 1;
   }
   // A rank that comes back late from a flush may have lost all that it held. It gets a first one again, whether that
-  // pays or not, because all other ranks may wait until it has begun one.
-  const auto needs_one = [&](std::size_t i) { return after_flush_ && plan.wanted[i] < plan.keeps[i]; };
+  // pays or not, because all other ranks may wait until it may begin one.
+  const auto needs_one = [&](std::size_t i) { return ranks_[i].was_away && plan.wanted[i] < plan.keeps[i]; };
   // List scheduling: what is free goes to the rank that would end it first. Then the last micro-batch of the rank that
   // would end last moves to this rank too, while that pays although moving takes time.
   for (int free = Free();; --free) {
@@ -180,7 +179,8 @@ Time Ledger::NextMove(const Plan& plan, Time now) const {
     if (plan.end[i] == kNever) continue;
     if (ranks_[i].idle()) least = std::min(least, 2 * latency_ + plan.pace[i]);
     // What a rank gets while it makes its last micro-batch, it begins without a wait.
-    if (looks_ahead_ && ranks_[i].unbegun() > 0) next = std::min(next, plan.end[i] - plan.pace[i]);
+    if (looks_ahead_ && started_ != kNever && ranks_[i].unbegun() > 0)
+      next = std::min(next, plan.end[i] - plan.pace[i]);
   }
   for (std::size_t i = 0; i < ranks_.size() && least != kNever; ++i) {
     const State& state = ranks_[i];
@@ -217,7 +217,10 @@ std::vector<MicroBatches> Ledger::Tell(const std::vector<int>& wanted, Time now)
 
 std::vector<MicroBatches> Ledger::Decide(const std::vector<bool>& comes, Time now) {
   std::vector<MicroBatches> before;
-  for (const State& state : ranks_) before.push_back(state.granted);
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    before.push_back(ranks_[i].granted);
+    ranks_[i].was_away = ranks_[i].was_away || !comes[i];
+  }
   const Plan plan = PlanAt(comes, now);
   std::vector<MicroBatches> told = Tell(plan.wanted, now);
   deadline_ = NextMove(plan, now);

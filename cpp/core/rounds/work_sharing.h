@@ -85,8 +85,7 @@ class Ledger {
 
   // Takes what a rank reports. `done` is its number of micro-batches whose gradients are complete.
   void Observe(Rank rank, const Share& share, int done, Time now);
-  // Called when the update has closed. `flushes`: true if a flush has closed it.
-  void Advance(bool flushes);
+  void Advance();
 
   // Returns the micro-batches that each rank may begin. The result is empty if nothing has changed. `comes`: true for
   // each rank that may still begin micro-batches.
@@ -108,6 +107,7 @@ class Ledger {
     int done = 0;
     bool wants = false;
     bool gone = false;
+    bool was_away = false;  // true if the rank was in a flush, after this update began
     Time computed{0};
     Time since{0};        // when the rank last began or ended a micro-batch
     Time asked = kNever;  // since when the rank has been due to get a micro-batch that another rank holds
@@ -143,7 +143,6 @@ class Ledger {
   int free_ = 0;              // the sum of `left_`
   bool moves_ = false;        // true if a micro-batch has moved in this update
   bool looks_ahead_ = false;  // true if one has moved in the update before
-  bool after_flush_ = false;  // true if a flush has closed the update before
   Time started_ = kNever;     // when the first micro-batch of this update was begun
   Time deadline_ = kNever;
   Time latency_{0};  // how long it has taken lately to move a micro-batch to another rank; 0 if not known
