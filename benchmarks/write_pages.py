@@ -119,21 +119,6 @@ def lengths(program: Mapping[str, Any]) -> str:
     return f"{', '.join(shares)} %"
 
 
-def predictions(file: Mapping[str, Any], *arms: str) -> str:
-    """Cells on predicted over measured times of the arms with these names; with none, of all arms.
-
-    The cells are: how many, the median, the least and the largest, and the share that is off by 10 % at most.
-    """
-    ratios = [
-        ratio
-        for scenario in file["scenarios"].values()
-        for arm, ratio in scenario["predicted_over_measured"].items()
-        if not arms or arm in arms
-    ]
-    close = statistics.fmean(0.9 <= ratio <= 1.1 for ratio in ratios)
-    return f"{len(ratios)} | {fixed(statistics.median(ratios))} | {span(ratios)} | {percent(close)}"
-
-
 def seeds(program: Mapping[str, Any]) -> str:
     return str(len(program["arms"]["full"]["seconds_by_seed"]))
 
@@ -155,7 +140,6 @@ FUNCTIONS = {
     "qualities": qualities,
     "in_the_same_time": in_the_same_time,
     "lengths": lengths,
-    "predictions": predictions,
     "seeds": seeds,
 }
 
