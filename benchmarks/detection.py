@@ -172,13 +172,13 @@ def judge(times: Floats, parts: Floats | None, slow: Flags, counted: Flags, kind
     for step, row in enumerate(times):
         for _, news in detector.step(row):
             told[news.rank].append(step)
+    reported = slowness.of_job(list(range(ranks)), times, parts)
     named = np.zeros_like(slow)
-    for rank in range(ranks):
-        for found in detector.found(rank):
-            named[found.begin : found.end if found.end >= 0 else len(times), rank] = True
+    for of in reported:
+        for found in of.times:
+            named[found.begin : found.end if found.end >= 0 else len(times), of.rank] = True
     of_ranks = np.flatnonzero(slow.any(axis=0)).tolist()
     first = {rank: int(np.flatnonzero(slow[:, rank])[0]) for rank in of_ranks}
-    reported = slowness.of_job(list(range(ranks)), times, parts)
     causes = ["compute" if of.cause[0] in PASSES else of.cause[0] for of in reported]
     delays = []
     for rank in of_ranks:
@@ -188,7 +188,7 @@ def judge(times: Floats, parts: Floats | None, slow: Flags, counted: Flags, kind
         "right": int((named & slow).sum()),
         "named": int(named.sum()),
         "slow": int(slow.sum()),
-        "accused": sum(bool(detector.found(rank)) for rank in range(ranks)),
+        "accused": sum(bool(of.times) for of in reported),
         "kinds": [reported[rank].kind == kind for rank in of_ranks],
         "parts": [causes[rank] == part for rank in of_ranks] if parts is not None else [],
         "delays": delays,

@@ -107,7 +107,7 @@ class Ledger {
     int done = 0;
     bool wants = false;
     bool gone = false;
-    bool was_away = false;  // true if the rank was in a flush, after this update began
+    bool was_away = false;  // true if the rank was away, as in a flush, since this update began
     Time computed{0};
     Time since{0};        // when the rank last began or ended a micro-batch
     Time asked = kNever;  // since when the rank has been due to get a micro-batch that another rank holds
