@@ -178,22 +178,12 @@ def main() -> None:
             speed_ups = f"{seconds['full'] / took:.2f}", f"{predicted['full'] / predicted[arm]:.2f}"
             mark = "chosen" if arm == chosen else "best" if arm == best else ""
             rows.append([name, arm, f"{took:.2f}", *speed_ups, f"{ratios[arm]:.2f}", mark])
-    everything = [ratio for one in figures["scenarios"].values() for ratio in one["predicted_over_measured"].values()]
-    figures["worst"] = {"lowest": min(everything), "highest": max(everything), "within_10_percent": within(everything)}
     harness.print_table(
         f"Time to finish {options.steps} steps on each of {options.ranks} ranks over {options.transport}",
         ["scenario", "advice", "s", "speed-up", "predicted", "predicted s / s", ""],
         rows,
     )
-    print(
-        f"predicted over measured: {min(everything):.2f} to {max(everything):.2f}; within 10 %: {within(everything):.0%}"
-    )
     harness.write_json(options.json, figures)
-
-
-def within(ratios: list[float]) -> float:
-    """The share of predictions that are off by 10 % at most."""
-    return statistics.fmean(0.9 <= ratio <= 1.1 for ratio in ratios)
 
 
 if __name__ == "__main__":

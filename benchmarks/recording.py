@@ -20,9 +20,9 @@ from typing import Any
 
 import harness
 from harness import shapes
+from scipy import stats
 
 POLICIES = ("full", "majority")
-STUDENT_95 = {9: 2.262, 19: 2.093, 39: 2.023}  # by degrees of freedom: two-sided
 
 
 def measure(what: str, module: str, front_end: str, pairs: int, steps: dict[str, int]) -> dict[str, dict[str, Any]]:
@@ -77,7 +77,8 @@ def measure(what: str, module: str, front_end: str, pairs: int, steps: dict[str,
 def interval(ratios: list[float]) -> tuple[float, float, float]:
     """The geometric mean of ratios, and its 95 % interval."""
     logs = [math.log(ratio) for ratio in ratios]
-    mean, half = statistics.fmean(logs), STUDENT_95[len(logs) - 1] * statistics.stdev(logs) / math.sqrt(len(logs))
+    mean = statistics.fmean(logs)
+    half = float(stats.t.ppf(0.975, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
@@ -85,7 +86,7 @@ def main() -> None:
     parser = harness.arguments(__doc__, ranks=4)
     parser.add_argument("--what", choices=("recording", "watch"), default="recording", help="what is measured")
     parser.add_argument("--framework", choices=("torch", "tensorflow"), default="torch", help="whose optimizers")
-    parser.add_argument("--pairs", type=int, choices=[n + 1 for n in STUDENT_95], default=20, help="of blocks")
+    parser.add_argument("--pairs", type=int, default=20, help="of blocks")
     parser.add_argument("--steps", type=int, nargs=2, default=(6, 40), help="of a block, for each set of shapes")
     options = parser.parse_args()
     framework = options.framework
