@@ -15,9 +15,9 @@ than Full in the time that the arm takes. Full's quality there is on a straight 
 than it would be, since learning slows down.
 
 Every run is appended to the file `--results`, and what is there is not run again: a benchmark that was ended goes on where
-it was. Speed-ups are medians over the seeds, qualities means with their standard deviations. Differences are means over the
-seeds, with their standard errors, in points for an accuracy, in percent of Full's for a perplexity or a loss, and as they are
-for a return.
+it was. So the figures name the commits of their runs. Speed-ups are medians over the seeds, qualities means with their standard
+deviations. Differences are means over the seeds, with their standard errors, in points for an accuracy, in percent of Full's for
+a perplexity or a loss, and as they are for a return.
 
 `limit` is how much faster a policy without waits could be, by computing alone: the sum over the steps of the slowest rank's
 time, over the largest sum of one rank. Where a step has several passes it stands beside Full, and is how much faster Full's own
@@ -97,13 +97,13 @@ PROGRAMS = {
         "lstm", (*GRADIENTS, "solo+latest", BALANCED, MOMENTUM, "group_average"), (4.0, 8.0, 16.0), (1.0, 2.0, 4.0)
     ),
     "transformer": Program(
-        "transformer", (*GRADIENTS, "solo+latest", BALANCED, "group_average"), (0.005, 0.01, 0.015, 0.02, 0.03)
+        "transformer", (*GRADIENTS, "solo+latest", BALANCED, "group_average"), (0.005, 0.01, 0.02, 0.04)
     ),
     # With Muon for the matrices. Its step takes long beside a small batch; so batches are larger.
     "muon": Program(
         "transformer",
         (*GRADIENTS, BALANCED),
-        (0.01, 0.02, 0.04, 0.08),
+        (0.02, 0.04, 0.08, 0.16),
         options=("--optimizer", "muon", "--batch", "24", "--steps", "200"),
     ),
     # A step of 4 backward passes.
@@ -121,9 +121,9 @@ PROGRAMS = {
         options=("--passes", "4", "--delay-ms", "20", "--steps", "150"),
     ),
     # WAGMA-SGD's paper has reinforcement learning, too.
-    "ppo": Program("ppo", (*GRADIENTS, "solo+latest", "group_average"), (0.0005, 0.001, 0.002)),
+    "ppo": Program("ppo", (*GRADIENTS, "solo+latest", "group_average"), (0.001, 0.002, 0.004, 0.008)),
     # Convex, as WP-SGD wants it.
-    "svm": Program("svm", (*GRADIENTS, "solo+latest", "weighted_average"), (1e-4, 2e-4, 4e-4)),
+    "svm": Program("svm", (*GRADIENTS, "solo+latest", "weighted_average"), (2e-4, 4e-4, 8e-4, 1.6e-3)),
     # One rank is always slower: P-Reduce's case.
     "heterogeneous": Program(
         "heterogeneous",
@@ -194,7 +194,8 @@ class Runs:
     def _known(self) -> dict[str, Run]:
         file = self._options.results
         lines = file.read_text().splitlines() if file.exists() else []
-        return {json.dumps(record["job"]): record["run"] for record in map(json.loads, lines)}
+        records = map(json.loads, lines)
+        return {json.dumps(record["job"]): record["run"] | {"commit": record["commit"]} for record in records}
 
 
 def badness(run: Run | None) -> float:
@@ -224,8 +225,10 @@ def compare(name: str, options: Namespace) -> dict[str, Any]:
         if failed:
             raise SystemExit(f"{name}, seed {seed}: {', '.join(failed)} failed; see above")
         by_seed.append({arm: run for arm, run in in_turn.items() if run is not None})
+    made = [run for run in (*tuning.values(), *measured) if run is not None]
     figures = {
         "quality": by_seed[0]["full"]["quality_name"],
+        "commits": sorted({run["commit"] for run in made}),
         "cores": shares(program, options.ranks),
         "at_the_edge": [arm for arm in arms if rates[arm] in (min(grids[arm]), max(grids[arm]))],
         "arms": {arm: summary(by_seed, arm, has_limit=not program.unequal) | {"rate": rates[arm]} for arm in arms},

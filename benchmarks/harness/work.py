@@ -21,6 +21,7 @@ from typing import Any
 from harness import quota
 from harness.launch import Transport, launch
 from harness.progress import progress
+from harness.report import origin
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "torch" / "work"
 CYCLE_MS = 5  # of Horovod's background thread; with its default of 1 that takes some 5 % of a core, on each rank
@@ -37,7 +38,7 @@ def run_programs(
     Args:
         jobs: each with the `program`'s file name, its `policy` as text, `rate` of learning, `seed` of all that is random, and
             more of its own `options`.
-        results: lines of JSON, each with the job and, as `run`, what the program's last line says.
+        results: lines of JSON, each with the job, as `run` what the program's last line says, and the commit.
         ranks: how many.
         transport: of Horovod.
         cores: of each rank.
@@ -57,10 +58,11 @@ def run_programs(
             jobs=list(jobs),
             results=str(results.resolve()),
             cores=list(cores),
+            commit=origin()["commit"],
         )
 
 
-def run(jobs: Sequence[Job], results: str, cores: Sequence[float]) -> None:
+def run(jobs: Sequence[Job], results: str, cores: Sequence[float], commit: str | None) -> None:
     """On every rank: be those programs, on a share that begins when PyTorch and Horovod's threads are there."""
     quota.enter(cores)
     sys.path.insert(0, str(FOLDER))
@@ -76,6 +78,6 @@ def run(jobs: Sequence[Job], results: str, cores: Sequence[float]) -> None:
         lines = output.getvalue().splitlines()
         if lines:  # on rank 0
             with Path(results).open("a") as file:
-                file.write(json.dumps({"job": job, "run": json.loads(lines[-1])}) + "\n")
+                file.write(json.dumps({"job": job, "run": json.loads(lines[-1]), "commit": commit}) + "\n")
         gc.collect()  # the optimizer's buckets end
         progress(text, 1, 1)
