@@ -10,7 +10,6 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -167,12 +166,9 @@ def simulate(
     measured_ranks: int = typer.Option(16, min=2, help="Number of ranks in the ring of these two measurements."),
     algorithm: str = typer.Option(
         "ring",
-        help="Algorithm of allreduces: ring, recursive_doubling, recursive_halving_doubling, binary_tree, "
-        "double_binary_trees or hierarchical.",
+        help="Algorithm of allreduces: ring, recursive_doubling, recursive_halving_doubling, binary_tree or "
+        "double_binary_trees.",
     ),
-    ranks_per_node: int = typer.Option(1, min=1, help="Ranks on a node, for hierarchical allreduces."),
-    local_latency_ms: float = typer.Option(0.0, min=0.0, help="Latency from rank to rank within a node."),
-    local_ns_per_byte: float = typer.Option(0.0, min=0.0, help="Time of a byte from rank to rank within a node."),
     cycle_ms: float = typer.Option(1.0, min=0.0, help="HOROVOD_CYCLE_TIME."),
     iterations: int = typer.Option(100, min=1, help="Steps of each rank. Without delays three are enough."),
     seed: int = typer.Option(0, min=0, help="Seed of the delays."),
@@ -196,12 +192,7 @@ def simulate(
     with _refusing():
         model = Trace.load(trace)
         model = model if backward is None else model.scaled(backward)
-        cluster = replace(
-            Cluster.fit_ring(MessageCost(latency_ms / 1e3, ns_per_byte / 1e9), measured_ranks),
-            ranks_per_node=ranks_per_node,
-            local_latency=local_latency_ms / 1e3,
-            local_seconds_per_byte=local_ns_per_byte / 1e9,
-        )
+        cluster = Cluster.fit_ring(MessageCost(latency_ms / 1e3, ns_per_byte / 1e9), measured_ranks)
         delays = parse_delays(delay)
         sizes = sorted({int(size) for size in ranks.split(",")})
         for size, name in itertools.product(sizes, policies):

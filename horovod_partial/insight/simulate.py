@@ -29,22 +29,17 @@ class Cluster:
 
     Times are in seconds, 0 or more. `latency` is the time of an empty message between two ranks, the paper's alpha.
     `seconds_per_byte` is the time that a link takes for a byte, the paper's beta. `reduce_seconds_per_byte` is the time
-    to add a byte of one tensor to another, the paper's gamma. The algorithm `"hierarchical"` uses the other fields:
-    `ranks_per_node` ranks, 1 or more, share a node and its link, and a message within a node has the local costs.
+    to add a byte of one tensor to another, the paper's gamma.
     """
 
     latency: float
     seconds_per_byte: float
     reduce_seconds_per_byte: float = 0.0
-    ranks_per_node: int = 1
-    local_latency: float = 0.0
-    local_seconds_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            least = 1 if name == "ranks_per_node" else 0
-            if not least <= value < math.inf:
-                raise ValueError(f"{name} must be {least} or more, not {value}")
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be 0 or more, not {value}")
 
     @classmethod
     def fit_ring(cls, cost: MessageCost, ranks: int) -> Cluster:
@@ -65,32 +60,19 @@ class Cluster:
     def costs(self, ranks: int) -> dict[str, MessageCost]:
         """Return the costs of an allreduce among `ranks` ranks, 1 or more, by algorithm. With 1 rank the costs are 0.
 
-        The formulas are those of table 2 in the paper on MG-WFBP (IEEE TPDS 2021), with whole numbers of steps. The
-        algorithm `"hierarchical"` is not in the paper: it is a ring within each node, and a ring of nodes in which the
-        ranks of a node send their parts at the same time. The ranks fill one node after another.
+        The formulas are those of table 2 in the paper on MG-WFBP (IEEE TPDS 2021), with whole numbers of steps.
         """
         doublings = (ranks - 1).bit_length()  # how often 1 must be doubled to reach at least `ranks`
         latency, link, add = self.latency, self.seconds_per_byte, self.reduce_seconds_per_byte
-        ring = self._ring(ranks)
-        local = replace(self, latency=self.local_latency, seconds_per_byte=self.local_seconds_per_byte)
-        within = local._ring(min(ranks, self.ranks_per_node))
-        between = self._ring(math.ceil(ranks / self.ranks_per_node))
-        both = MessageCost(within.latency + between.latency, within.seconds_per_byte + between.seconds_per_byte)
+        share = (ranks - 1) / ranks  # of the message, which each rank sends, and then receives
         return {
-            "ring": ring,
+            "ring": MessageCost(2 * (ranks - 1) * latency, share * (2 * link + add)),
             "recursive_doubling": MessageCost(doublings * latency, doublings * (link + add)),
-            "recursive_halving_doubling": MessageCost(2 * doublings * latency, ring.seconds_per_byte),
+            "recursive_halving_doubling": MessageCost(2 * doublings * latency, share * (2 * link + add)),
             "binary_tree": MessageCost(2 * doublings * latency, doublings * (2 * link + add)),
             # Table 2 of the MG-WFBP paper prints a start-up of 2 log N. It omits a factor: the latency of a message.
             "double_binary_trees": MessageCost(2 * doublings * latency, link + add if ranks > 1 else 0.0),
-            "hierarchical": both,
         }
-
-    def _ring(self, ranks: int) -> MessageCost:
-        steps = ranks - 1
-        return MessageCost(
-            2 * steps * self.latency, (2 * self.seconds_per_byte + self.reduce_seconds_per_byte) * steps / ranks
-        )
 
 
 class Delays(Protocol):

@@ -51,14 +51,13 @@ def test_a_fit_costs_what_was_measured() -> None:
 
 
 def test_costs_of_eight_ranks() -> None:
-    cluster = Cluster(10.0, 8.0, 16.0, ranks_per_node=4, local_latency=1.0, local_seconds_per_byte=0.0)
+    cluster = Cluster(10.0, 8.0, 16.0)
     assert {name: (cost.latency, cost.seconds_per_byte) for name, cost in cluster.costs(8).items()} == {
         "ring": (2 * 7 * 10, 7 / 8 * (2 * 8 + 16)),
         "recursive_doubling": (3 * 10, (8 + 16) * 3),
         "recursive_halving_doubling": (2 * 3 * 10, 2 * 8 - (2 * 8 + 16) / 8 + 16),
         "binary_tree": (2 * 3 * 10, (2 * 8 + 16) * 3),
         "double_binary_trees": (2 * 3 * 10, 8 + 16),
-        "hierarchical": (2 * 3 * 1 + 2 * 10, 3 / 4 * 16 + 1 / 2 * (2 * 8 + 16)),
     }
 
 
@@ -79,7 +78,6 @@ def test_a_rank_alone_costs_nothing() -> None:
     [
         (lambda: Cluster(-1.0, 0.0), "latency must be 0 or more"),
         (lambda: Cluster(0.0, math.nan), "seconds_per_byte must be 0 or more"),
-        (lambda: Cluster(0.0, 0.0, ranks_per_node=0), "ranks_per_node must be 1 or more"),
         (lambda: Cluster.fit_ring(MessageCost(1.0, 1.0), 1), "2 ranks or more"),
         (lambda: FREE.cost("star", 4), "algorithm must be one of 'ring', "),
         (lambda: Trace("x", 0.0, ()), "1 gradient or more"),
