@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from scipy import stats
 
 TOP = Path(__file__).resolve().parents[1]
 PAGES, RESULTS = TOP / "benchmarks" / "pages", TOP / "benchmarks" / "results"
@@ -27,7 +28,8 @@ NOTE = "<!-- Made by benchmarks/write_pages.py. Change benchmarks/pages/{name} i
 PROSE = re.compile(r"^```.*?^```$|(?:^(?!\d+\. )[^\s|#<>!*:{-][^\n]*\n)+", re.MULTILINE | re.DOTALL)
 WIDTH = 140
 
-STANDARD_ERRORS = 2.0  # what is not better or worse by more than these is level
+LEAST_P = 0.05  # what a paired t-test finds with a larger p is level
+NOT_COMPARED = "not compared: the best rate is at the edge of the grid"
 # Of differences between qualities.
 UNITS = {"accuracy": " points", "perplexity": " %", "hinge loss": " %", "return": ""}
 POLICIES = {
@@ -77,16 +79,18 @@ def plus_minus(number: float, error: float, digits: int = 1, sign: str = "") -> 
     return f"{number:{sign},.{digits}f} ± {fixed(error, digits)}"
 
 
-def verdict(difference: float, error: float) -> str:
-    """Of what is better by this much: it counts if it is more than two standard errors."""
-    if abs(difference) <= STANDARD_ERRORS * error:
+def verdict(difference: float, error: float, seeds: int) -> str:
+    """Of what is better by this much, a mean over seeds with its standard error: by Student's paired t-test, two-sided."""
+    if seeds < 2:
+        raise ValueError("a verdict takes two seeds or more")
+    if abs(difference) <= stats.t.ppf(1 - LEAST_P / 2, seeds - 1) * error:
         return "level"
     return "ahead" if difference > 0 else "behind"
 
 
-def compared(difference: float, error: float, unit: str, digits: int = 1) -> str:
+def compared(difference: float, error: float, seeds: int, unit: str, digits: int = 1) -> str:
     """The verdict on what is better by this much, and the difference with its standard error."""
-    found = verdict(difference, error)
+    found = verdict(difference, error, seeds)
     shown = difference if found == "level" else abs(difference)
     return f"{found} ({plus_minus(shown, error, digits)}{unit})"
 
@@ -95,7 +99,7 @@ def by_seed(accuracies: Sequence[float], others: Sequence[float]) -> str:
     """The verdict on accuracies, compared with others seed by seed."""
     differences = [100 * (mine - other) for mine, other in zip(accuracies, others, strict=True)]
     error = statistics.stdev(differences) / len(differences) ** 0.5
-    return compared(statistics.fmean(differences), error, " points", 2)
+    return compared(statistics.fmean(differences), error, len(differences), " points", 2)
 
 
 def qualities(program: Mapping[str, Any], arm: str, digits: int = 1) -> str:
@@ -105,12 +109,28 @@ def qualities(program: Mapping[str, Any], arm: str, digits: int = 1) -> str:
     return f"{mine} %; {full} %" if name == "accuracy" else f"{name} {mine}; {full}"
 
 
+def at_the_edge(program: Mapping[str, Any], arm: str) -> bool:
+    """Whether the arm, or Full, may have a better rate than those of its grid."""
+    return not {arm, "full"}.isdisjoint(program["at_the_edge"])
+
+
 def in_the_same_time(program: Mapping[str, Any], arm: str, digits: int = 1) -> str:
     """The verdict on an arm of benchmarks/work.py against Full in the time that the arm takes."""
     row = program["arms"][arm]
+    if at_the_edge(program, arm):
+        return NOT_COMPARED
     if row["ahead"] is None:
         return "not measured"
-    return compared(row["ahead"], row["ahead_error"], UNITS[program["quality"]], digits)
+    return compared(row["ahead"], row["ahead_error"], seeds(program), UNITS[program["quality"]], digits)
+
+
+def after_as_many_steps(program: Mapping[str, Any], arm: str, digits: int = 1) -> str:
+    """The verdict on an arm of benchmarks/work.py against Full after as many steps. Of a perplexity or a loss, less is better."""
+    row, unit = program["arms"][arm], UNITS[program["quality"]]
+    if at_the_edge(program, arm):
+        return NOT_COMPARED
+    better = -1 if unit == " %" else 1
+    return compared(better * row["against_full"], row["against_full_error"], seeds(program), unit, digits)
 
 
 def lengths(program: Mapping[str, Any]) -> str:
@@ -119,8 +139,13 @@ def lengths(program: Mapping[str, Any]) -> str:
     return f"{', '.join(shares)} %"
 
 
-def seeds(program: Mapping[str, Any]) -> str:
-    return str(len(program["arms"]["full"]["seconds_by_seed"]))
+def seeds(program: Mapping[str, Any]) -> int:
+    return len(program["arms"]["full"]["seconds_by_seed"])
+
+
+def within(ratios: Sequence[float], margin: float = 0.1) -> float:
+    """The share of ratios that are off by the margin at most."""
+    return statistics.fmean(1 - margin <= ratio <= 1 + margin for ratio in ratios)
 
 
 FILTERS = {
@@ -132,10 +157,13 @@ FILTERS = {
     "command": command,
     "number": "{:,g}".format,
     "policy": POLICIES.__getitem__,
+    "median": statistics.median,
+    "within": within,
 }
 FUNCTIONS = {
     "plus_minus": plus_minus,
     "compared": compared,
+    "after_as_many_steps": after_as_many_steps,
     "by_seed": by_seed,
     "qualities": qualities,
     "in_the_same_time": in_the_same_time,

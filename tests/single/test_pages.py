@@ -41,7 +41,7 @@ EXCEPTIONS = {
     r"sleeping 5, 10, 20 and 45 ms|delayed by 40 ms|40 ms of work|5 ms apart|\d+ m?s of backward|cycles of 1 ms": "the same",
     r"steps of 0\.1 s|0\.2 s for the shortest": "the same",
     r"1\.00 is as fast as|2\.00 takes half|more than 2 %|95 % intervals|with \d\d % of the steps": "what figures mean",
-    r"p < 0\.05|4\.3 standard errors with 3 seeds, and for 2\.8 with 5": "quantiles of Student's t",
+    r"p < 0\.05|within 10 %": "what figures mean",
 }
 # The other pages may have numbers, but none with such a unit that was measured.
 WITH_UNIT = re.compile(r"(?<![\w.])\d[\d.,]*(?: (?:%|ms|s|µs|times|points?|seconds|minutes|hours)(?!\w)|%)")
@@ -196,11 +196,60 @@ def test_a_changed_result_changes_a_page() -> None:
     assert [place for place in drawn if not is_noticed(place, pages)] == []
 
 
+# The quantiles are those of printed tables: 4.30 with 2 degrees of freedom, 2.78 with 4.
 @pytest.mark.parametrize(
-    ("difference", "word"), [(2.1, "ahead"), (1.9, "level"), (0.0, "level"), (-1.9, "level"), (-2.1, "behind")]
+    ("difference", "seeds", "word"),
+    [
+        (4.31, 3, "ahead"),
+        (4.30, 3, "level"),
+        (2.78, 5, "ahead"),
+        (2.77, 5, "level"),
+        (0.0, 5, "level"),
+        (-2.77, 5, "level"),
+        (-2.78, 5, "behind"),
+    ],
 )
-def test_verdict(difference: float, word: str) -> None:
-    assert write_pages.verdict(difference, 1.0) == word
+def test_verdict(difference: float, seeds: int, word: str) -> None:
+    assert write_pages.verdict(difference, 1.0, seeds) == word
+
+
+def test_one_seed_has_no_verdict() -> None:
+    with pytest.raises(ValueError, match="two seeds"):
+        write_pages.verdict(1.0, 0.0, 1)
+
+
+def trained(at_the_edge: list[str], quality: str, against_full: float) -> dict[str, Any]:
+    of = {"seconds_by_seed": [1.0] * 5, "against_full": against_full, "against_full_error": 0.1}
+    return {
+        "quality": quality,
+        "at_the_edge": at_the_edge,
+        "arms": {"full": of, "solo": of | {"ahead": 1.0, "ahead_error": 0.1}},
+    }
+
+
+@pytest.mark.parametrize("edge", ["full", "solo"])
+def test_a_rate_at_the_edge_of_its_grid_is_not_compared(edge: str) -> None:
+    program = trained([edge], "accuracy", 1.0)
+    assert write_pages.in_the_same_time(program, "solo") == write_pages.NOT_COMPARED
+    assert write_pages.after_as_many_steps(program, "solo") == write_pages.NOT_COMPARED
+
+
+@pytest.mark.parametrize(
+    ("quality", "against_full", "told"),
+    [
+        ("accuracy", 1.0, "ahead (1.0 ± 0.1 points)"),
+        ("accuracy", -1.0, "behind (1.0 ± 0.1 points)"),
+        ("perplexity", 1.0, "behind (1.0 ± 0.1 %)"),
+        ("perplexity", -1.0, "ahead (1.0 ± 0.1 %)"),
+        ("return", -0.2, "level (-0.2 ± 0.1)"),
+    ],
+)
+def test_after_as_many_steps(quality: str, against_full: float, told: str) -> None:
+    assert write_pages.after_as_many_steps(trained(["majority"], quality, against_full), "solo") == told
+
+
+def test_within() -> None:
+    assert write_pages.within([0.89, 0.9, 1.0, 1.11]) == 0.5
 
 
 def test_no_figure_without_a_format() -> None:
