@@ -24,8 +24,7 @@ Engine::Engine(Collectives& collectives, Rank rank, int size, Thresholds thresho
 std::shared_ptr<Operation> Engine::Arrive(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Arrival& arrival,
                                           std::shared_ptr<ReadyEvent> ready,
                                           std::function<void(const Operation&)> on_done, const Caller& caller) {
-  Calls calls;
-  std::lock_guard<std::mutex> lock(bucket->mutex);
+  Calls calls(bucket->mutex);
   return ArriveUnderLock(bucket, arrival, std::move(ready), std::move(on_done), caller, calls);
 }
 
@@ -77,9 +76,8 @@ bool Engine::Wait(SharedBucket& bucket, Operation& operation, const IsDue& is_du
 std::shared_ptr<Operation> Engine::Collect(const std::shared_ptr<SharedBucket>& bucket, void* output) {
   auto operation = std::make_shared<Operation>();
   operation->arrival.input = operation->arrival.output = output;
-  Calls calls;
   {
-    std::lock_guard<std::mutex> lock(bucket->mutex);
+    Calls calls(bucket->mutex);
     if (!bucket->poison.empty()) throw EngineError(bucket->poison);
     if (bucket->operation != nullptr || !bucket->core.HasMissed()) return nullptr;
     bucket->operation = operation;
@@ -116,8 +114,7 @@ void Engine::WaitForOutstanding() const {
 
 std::shared_ptr<Operation> Engine::BeginDelivery(const std::shared_ptr<SharedBucket>& bucket,
                                                  std::optional<Round> open) {
-  Calls calls;
-  std::lock_guard<std::mutex> lock(bucket->mutex);
+  Calls calls(bucket->mutex);
   const bool needed = open ? bucket->core.completed() == *open : bucket->core.HasPending();
   return needed ? ArriveUnderLock(bucket, {}, nullptr, nullptr, {}, calls) : nullptr;
 }
@@ -231,8 +228,7 @@ void Engine::Close(const std::string& shut_down) {
   const std::string reason = surroundings_.first_failure->Explain(shut_down);
   buckets_.Close(reason);
   for (const auto& bucket : buckets_.All()) {
-    Calls calls;
-    std::lock_guard<std::mutex> lock(bucket->mutex);
+    Calls calls(bucket->mutex);
     bucket->Fail(reason, calls);
   }
   flush_.Fail(reason);

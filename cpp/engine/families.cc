@@ -59,8 +59,7 @@ std::optional<int> Families::TakeRound(const Family& family, const std::vector<v
   int gradients = 0;
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     SharedBucket& bucket = *buckets[i];
-    Calls calls;
-    std::lock_guard<std::mutex> lock(bucket.mutex);
+    Calls calls(bucket.mutex);
     // This rank may take the results of a flush even if the bucket has failed since. For example, another rank may have
     // ended and shut Horovod down.
     const bool is_flushed = flush_.bounds() && bucket.flush_end != kForEver;

@@ -26,16 +26,18 @@ namespace horovod_partial {
 // Stands for no limit on rounds: it is larger than the number of any round.
 inline constexpr Round kForEver = std::numeric_limits<Round>::max();
 
-// Functions to be called when a bucket's lock has been released. Declare an object of this class before the lock. Then
-// its destructor runs when the lock has been released, and calls the functions.
+// Holds a bucket's lock. The destructor releases the lock, and then calls the functions that were added meanwhile.
 class Calls : private NonCopyable {
  public:
+  explicit Calls(std::mutex& mutex) : lock_(mutex) {}
   ~Calls() {
+    lock_.unlock();
     for (const auto& call : calls_) call();
   }
   void Add(std::function<void()> call) { calls_.push_back(std::move(call)); }
 
  private:
+  std::unique_lock<std::mutex> lock_;
   std::vector<std::function<void()>> calls_;
 };
 
