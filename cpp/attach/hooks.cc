@@ -71,12 +71,12 @@ void SendFinalTensors(hvd::Controller* controller, hvd::ResponseList& responses)
   const auto session = SessionsOfProcess().FindForHook(*controller);
   if (session != nullptr) session->BeforeSendFinal(responses);
   OriginalOf(&SendFinalTensors, controller)(controller, responses);
-  if (session != nullptr) session->AfterSendFinal(responses);
+  if (session != nullptr) session->AfterFinal(responses);
 }
 
 void RecvFinalTensors(hvd::Controller* controller, hvd::ResponseList& responses) {
   OriginalOf(&RecvFinalTensors, controller)(controller, responses);
-  if (const auto session = SessionsOfProcess().FindForHook(*controller)) session->AfterRecvFinal(responses);
+  if (const auto session = SessionsOfProcess().FindForHook(*controller)) session->AfterFinal(responses);
 }
 
 template <Carrier carrier>

@@ -111,7 +111,6 @@ const std::shared_ptr<PossibleArrivals>& PossibleArrivalsOfProcess() {
 }
 
 Time Session::ForeignSince(Time now) {
-  if (state_ == nullptr) return kNever;
   ++cycles_;
   const auto& arrivals = PossibleArrivalsOfProcess();
   if (arrivals->AwaitsForeign()) arrivals->EndForeignWaits(OutstandingWatch::All(*state_));
@@ -209,36 +208,22 @@ void Session::BeforeSendFinal(hvd::ResponseList& responses) {
   Guard("SendFinalTensors", [&] { coordination_->Enclose(responses); });
 }
 
-void Session::AfterSendFinal(hvd::ResponseList& responses) {
+void Session::AfterFinal(hvd::ResponseList& responses) {
+  const bool decides = coordination_ != nullptr;
+  if (!decides) hooks_run_ |= kRecvFinalTensors;
   if (state_ == nullptr) return;
-  NoteJoin(responses);
-  if (!HasOurs(responses)) return;
-  Guard("SendFinalTensors", [&] {
-    const std::vector<Grants> grants = TakeGrants(responses);
-    OpenAll(responses);  // only keeps the groups of the rounds, because rank 0 has begun these rounds already
-    engine_.Hear(grants);
-  });
-  coordination_->EndCycle();
-  Unwrap(responses, size_);
-}
-
-void Session::AfterRecvFinal(hvd::ResponseList& responses) {
-  hooks_run_ |= kRecvFinalTensors;
-  if (state_ == nullptr) return;
-  NoteJoin(responses);
-  if (!HasOurs(responses)) return;
-  Guard("RecvFinalTensors", [&] {
-    const std::vector<Grants> grants = TakeGrants(responses);
-    engine_.Begin(OpenAll(responses), process_set_->joined);
-    engine_.Hear(grants);
-  });
-  Unwrap(responses, size_);
-  if (!process_set_->joined) entries_->AddWhatIsMissing(responses);
-}
-
-void Session::NoteJoin(const hvd::ResponseList& responses) {
   for (const auto& response : responses.responses())
     if (response.response_type() == hvd::Response::JOIN) engine_.ReturnFromJoin();
+  if (!HasOurs(responses)) return;
+  Guard(decides ? "SendFinalTensors" : "RecvFinalTensors", [&] {
+    const std::vector<Grants> grants = TakeGrants(responses);
+    const std::vector<Closing> closings = OpenAll(responses);
+    if (!decides) engine_.Begin(closings, process_set_->joined);  // rank 0 has begun these rounds already
+    engine_.Hear(grants);
+  });
+  if (decides) coordination_->EndCycle();
+  Unwrap(responses, size_);
+  if (!decides && !process_set_->joined) entries_->AddWhatIsMissing(responses);
 }
 
 // Returns which rounds close in a cycle. Keeps those with groups until Horovod executes them, also on joined ranks.

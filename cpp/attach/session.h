@@ -75,8 +75,8 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   void BeforeSendReady(hvd::RequestList& requests);
   void AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vector<hvd::RequestList>& ready);
   void BeforeSendFinal(hvd::ResponseList& responses);
-  void AfterSendFinal(hvd::ResponseList& responses);
-  void AfterRecvFinal(hvd::ResponseList& responses);
+  // Called when rank 0 has sent the responses, and when another rank has received them.
+  void AfterFinal(hvd::ResponseList& responses);
   // Executes a response. `operation` is Horovod's operation, and `reduce` executes a response with it. A round that has
   // groups is reduced in this rank's group.
   hvd::Status Execute(hvd::AllreduceOp& operation, std::vector<hvd::TensorTableEntry>& entries,
@@ -103,7 +103,6 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   std::vector<Closing> OpenAll(const hvd::ResponseList& responses);
   Time ForeignSince(Time now);
   void Guard(const char* hook, const std::function<void()>& body);
-  void NoteJoin(const hvd::ResponseList& responses);
 
   hvd::Controller& controller_;                 // the controller, for the background thread
   const std::weak_ptr<hvd::Controller> alive_;  // the controller, for the application's threads: it may be gone
