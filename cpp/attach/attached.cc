@@ -4,18 +4,12 @@
 
 namespace horovod_partial::attach {
 
-void AttachedLibraries::Add(const std::string& path, const std::function<void(Attached&)>& fill) {
+Attached& AttachedLibraries::Add(const std::string& path, const std::function<void(Attached&)>& fill) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (libraries_.count(path) > 0) return;
+  if (const auto it = libraries_.find(path); it != libraries_.end()) return *it->second;
   auto attached = std::make_unique<Attached>();
   fill(*attached);
-  libraries_[path] = std::move(attached);
-}
-
-Attached* AttachedLibraries::Find(const std::string& path) const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const auto it = libraries_.find(path);
-  return it == libraries_.end() ? nullptr : it->second.get();
+  return *(libraries_[path] = std::move(attached));
 }
 
 void AttachedLibraries::CountGeneration() {

@@ -63,7 +63,7 @@ class TakeRoundOp final : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context, context->allocate_output(first, TensorShape({}), &gradients));
     gradients->scalar<std::int32_t>()() = 0;
     try {
-      const auto session = attach::FindSession(LibraryPath(), process_set_);
+      const auto session = attach::FindSession(Library(), process_set_);
       if (session == nullptr) return;
       const auto stream = StreamOf(context);
       CheckDevices(*session, stream->device());
@@ -123,7 +123,7 @@ class HasRoundOp final : public tensorflow::OpKernel {
   void Compute(OpKernelContext* context) override {
     Tensor* output = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &output));
-    const auto session = attach::FindSession(LibraryPath(), process_set_);
+    const auto session = attach::FindSession(Library(), process_set_);
     output->scalar<bool>()() = session != nullptr && session->engine().families().HasRound(buckets_);
   }
 
