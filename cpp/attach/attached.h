@@ -3,9 +3,7 @@
 
 #include <atomic>
 #include <functional>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "attach/horovod.h"
@@ -28,22 +26,13 @@ struct Attached {
   std::shared_ptr<recording::Recorder> LastRecorder() const { return std::atomic_load(&recorder); }
 };
 
-// Thread-safe. A thread that holds `mutex_` waits neither for other ranks nor for the lock of Python's interpreter.
-class AttachedLibraries {
- public:
-  // Adds the Horovod library at a path, unless it was added before. Returns the library, which lives as long as the
-  // process. `fill` sets the fields of a new one. If `fill` throws, nothing is added.
-  Attached& Add(const std::string& path, const std::function<void(Attached&)>& fill);
-  // Called when a Horovod library has initialised a controller. Adds 1 to the `generation` of each library that is not
-  // yet initialised. This counts each hvd.init(), because a library is initialised only after its controllers. Process
-  // sets that are added later are not counted. A library that is down may count the hvd.init() of another library, too.
-  void CountGeneration();
+// Adds the Horovod library at a path, unless it was added before. Returns the library, which lives as long as the
+// process. `fill` sets the fields of a new one. If `fill` throws, nothing is added. Any thread may call this.
+Attached& AddLibrary(const std::string& path, const std::function<void(Attached&)>& fill);
 
- private:
-  std::mutex mutex_;  // guards the map of Horovod libraries
-  std::map<std::string, std::unique_ptr<Attached>> libraries_;
-};
-
-AttachedLibraries& LibrariesOfProcess();
+// Called when a Horovod library has initialised a controller. Adds 1 to the `generation` of each library that is not
+// yet initialised. This counts each hvd.init(), because a library is initialised only after its controllers. Process
+// sets that are added later are not counted. A library that is down may count the hvd.init() of another library, too.
+void CountGeneration();
 
 }  // namespace horovod_partial::attach

@@ -24,7 +24,7 @@ constexpr std::size_t kLongestWhat = 200;  // the most bytes of the text that sa
 }  // namespace
 
 Attached& Attach(const std::string& library_path, bool waits_are_told) {
-  return LibrariesOfProcess().Add(library_path, [&](Attached& attached) {
+  return AddLibrary(library_path, [&](Attached& attached) {
     const Library library(library_path);
     attached.enqueue = reinterpret_cast<decltype(attached.enqueue)>(library.Symbol(kEnqueueTensorAllreduce));
     attached.is_initialized = reinterpret_cast<int (*)()>(library.Symbol("horovod_is_initialized"));

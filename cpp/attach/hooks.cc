@@ -43,7 +43,7 @@ std::shared_ptr<Session> Enter(hvd::Controller& controller) {
 
 void DoInitialization(hvd::Controller* controller) {
   OriginalOf(&DoInitialization, controller)(controller);
-  LibrariesOfProcess().CountGeneration();
+  CountGeneration();
   SessionsOfProcess().Begin(*controller);
 }
 
