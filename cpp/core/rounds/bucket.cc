@@ -80,7 +80,7 @@ bool Bucket::TakeMissed(void* output) {
     // WAGMA-SGD, Algorithm 2: the missed sum of models contains an older model of this rank, or none. The newer model
     // is added as one more.
     memory().Add(options_.type, output, own.data(), options_.elements);
-    memory().Scale(options_.type, output, options_.elements, 1.0 / (missed_gradients_ + 1));
+    memory().Scale(options_.type, output, options_.elements, 1.0 / (result.gradients + 1));
   }
   missed_.Recycle(std::move(result.sum));
   return finite;
@@ -242,7 +242,6 @@ bool Bucket::Finish() {
   const bool empty = std::exchange(discard_result_, false) || members_gradients_ == 0;
   if (left_out) return false;
   if (!empty) {
-    missed_gradients_ = members_gradients_;
     missed_.Push(late_result, members_gradients_, options_.type, options_.elements);
   } else if (replays) {
     missed_.PushEmpty();
