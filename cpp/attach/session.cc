@@ -33,11 +33,10 @@ const std::shared_ptr<FirstFailure>& ProcessFirstFailure() {
 Session::Session(hvd::Controller& controller, const Engine::Thresholds& thresholds)
     : controller_(controller),
       alive_(controller.weak_from_this()),
-      rank_(controller.GetRank()),
-      size_(controller.GetSize()),
       outstanding_(controller),
-      coordination_(controller.IsCoordinator() ? std::make_unique<Coordination>(controller, size_) : nullptr),
-      engine_(*this, rank_, size_, thresholds, PossibleArrivalsOfProcess(), ProcessFirstFailure()) {}
+      coordination_(controller.IsCoordinator() ? std::make_unique<Coordination>(controller) : nullptr),
+      engine_(*this, controller.GetRank(), controller.GetSize(), thresholds, PossibleArrivalsOfProcess(),
+              ProcessFirstFailure()) {}
 
 void Session::Retire() {
   retired_ = true;
@@ -54,7 +53,7 @@ void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_
   if (process_set_id == 0) ProcessFirstFailure()->Forget();
   process_set_ = &state.process_set_table.Get(process_set_id);
   if (process_set_id != 0) members_ = process_set_->registered_global_ranks;
-  communicators_.emplace(state, *process_set_, rank_, size_);
+  communicators_.emplace(state, *process_set_, engine_.rank(), engine_.size());
   entries_.emplace(controller_, process_set_id, engine_);
   record_.emplace(controller_, process_set_id, recorder_);
   if (coordination_ != nullptr) coordination_->Begin(state, process_set_id == 0);
@@ -94,10 +93,10 @@ void Session::Guard(const char* hook, const std::function<void()>& body) {
     // The text of an EngineError explains the error. Any other exception is a defect of ours.
     const bool explained = dynamic_cast<const EngineError*>(&error) != nullptr;
     const std::string text = explained ? error.what() : std::string("internal error in ") + hook + ": " + error.what();
-    Log(LogLevel::kError, rank_, text + "; all ranks shut down" + (explained ? "" : ". Please report this"));
+    Log(LogLevel::kError, engine_.rank(), text + "; all ranks shut down" + (explained ? "" : ". Please report this"));
     if (failed_.exchange(true)) return;
     failure_ = text;
-    if (process_set_id_ == 0) ProcessFirstFailure()->Hear(Failed(rank_) + text);
+    if (process_set_id_ == 0) ProcessFirstFailure()->Hear(Failed(engine_.rank()) + text);
   }
 }
 
@@ -156,13 +155,13 @@ void Session::BeforeSendReady(hvd::RequestList& requests) {
       const Time now = Now();
       record_->Handed(now);
       const Report report = engine_.BuildReport(now, ForeignSince(now), process_set_->joined);
-      if (!report.empty()) requests.add_request(Enclose(report, rank_));
+      if (!report.empty()) requests.add_request(Enclose(report, engine_.rank()));
     });
   }
   if (!failed_) return;
   Report farewell;
   farewell.failure = failure_;
-  if (!farewell.empty()) requests.add_request(Enclose(farewell, rank_));
+  if (!farewell.empty()) requests.add_request(Enclose(farewell, engine_.rank()));
   requests.set_shutdown(true);
 }
 
@@ -222,7 +221,7 @@ void Session::AfterFinal(hvd::ResponseList& responses) {
     engine_.Hear(grants);
   });
   if (decides) coordination_->EndCycle();
-  Unwrap(responses, size_);
+  Unwrap(responses, engine_.size());
   if (!decides && !process_set_->joined) entries_->AddWhatIsMissing(responses);
 }
 
@@ -243,7 +242,7 @@ std::vector<Closing> Session::OpenAll(const hvd::ResponseList& responses) {
       closings.push_back(std::move(refused));
       continue;
     }
-    for (auto& closing : Open(response, size_)) {
+    for (auto& closing : Open(response, engine_.size())) {
       if (!closing.groups.empty() || !closing.upcoming.empty()) grouped_[WireName(closing.bucket)] = closing;
       closings.push_back(std::move(closing));
     }

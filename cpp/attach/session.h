@@ -107,8 +107,6 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   hvd::Controller& controller_;                 // the controller, for the background thread
   const std::weak_ptr<hvd::Controller> alive_;  // the controller, for the application's threads: it may be gone
   std::atomic<bool> retired_{false};            // true once Retire has been called
-  const Rank rank_;
-  const int size_;
   std::atomic<hvd::HorovodGlobalState*> state_{nullptr};
   // `process_set_id_`, `recorder_`, `members_` and `process_set_` are written once, before `state_` is set.
   std::int32_t process_set_id_ = 0;
