@@ -218,7 +218,7 @@ void Session::AfterFinal(hvd::ResponseList& responses) {
     const std::vector<Grants> grants = TakeGrants(responses);
     const std::vector<Closing> closings = OpenAll(responses);
     if (!decides) engine_.Begin(closings, process_set_->joined);  // rank 0 has begun these rounds already
-    engine_.Hear(grants);
+    engine_.sharing().Hear(grants);
   });
   if (decides) coordination_->EndCycle();
   Unwrap(responses, engine_.size());

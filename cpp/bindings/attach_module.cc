@@ -80,7 +80,7 @@ class DrainedFamily {
  public:
   DrainedFamily(std::shared_ptr<Session> session, Family family, Time since, bool hooks_wait)
       : session_(std::move(session)), family_(std::move(family)), since_(since), hooks_wait_(hooks_wait) {
-    if (session_ != nullptr) draining_.emplace(session_->engine().FindAll(family_));
+    if (session_ != nullptr) draining_.emplace(session_->engine().buckets().FindAll(family_));
   }
   bool IsDue() const {
     if (session_ == nullptr) return false;
@@ -127,7 +127,8 @@ struct OwnerReference : private NonCopyable {
 void Own(const FamilyHandle& family, const OwnerReference& owner) {
   const std::int32_t number = family.number();
   py::gil_scoped_release release;
-  for (const auto& name : family.names) attach::SessionOf(family.library, number)->engine().Own(name, owner.owner);
+  for (const auto& name : family.names)
+    attach::SessionOf(family.library, number)->engine().buckets().Own(name, owner.owner);
 }
 
 // Returns the micro-batch that this rank may begin next, or nothing. Waits for a micro-batch only if `waits` is set.
@@ -179,7 +180,7 @@ Handle Submit(Attached& library, std::int32_t process_set, const std::string& na
     return pointer == 0 ? &nothing : reinterpret_cast<void*>(pointer);
   };
   auto session = attach::SessionOf(library, process_set);
-  auto bucket = session->engine().Declare(name, config);
+  auto bucket = session->engine().buckets().Declare(name, config);
   auto ready = attach::StreamOf(config.memory->device(), stream)->Record();
   auto arrived = session->engine().Arrive(bucket, {address(input), address(output), 1, work}, std::move(ready));
   return {std::move(session), std::move(bucket), std::move(arrived)};
@@ -191,7 +192,7 @@ std::optional<Handle> Collect(Attached& library, std::int32_t process_set, const
                               std::uintptr_t pointer) {
   py::gil_scoped_release release;
   auto session = attach::FindSession(library, process_set);
-  auto bucket = session == nullptr ? nullptr : session->engine().Find(name);
+  auto bucket = session == nullptr ? nullptr : session->engine().buckets().Find(name);
   if (bucket == nullptr) return std::nullopt;
   auto operation = session->engine().Collect(bucket, reinterpret_cast<void*>(pointer));
   if (operation == nullptr) return std::nullopt;
@@ -475,7 +476,7 @@ PYBIND11_MODULE(_attach, m) {
           "unsettled_without_owner",
           [](Attached& library, std::int32_t process_set) {
             const auto session = attach::ReadySession(library, process_set);
-            return session == nullptr ? std::set<std::string>() : session->engine().UnsettledWithoutOwner();
+            return session == nullptr ? std::set<std::string>() : session->engine().buckets().unsettled();
           },
           released, process_set)
       .def("submit", &Submit, process_set, name, py::arg("config"), py::arg("input"), py::arg("output"),
@@ -483,7 +484,7 @@ PYBIND11_MODULE(_attach, m) {
       .def(
           "declare",
           [](Attached& library, std::int32_t process_set, const std::string& name, const BucketConfig& config) {
-            attach::SessionOf(library, process_set)->engine().Declare(name, config);
+            attach::SessionOf(library, process_set)->engine().buckets().Declare(name, config);
           },
           released, process_set, name, py::arg("config"))
       .def("collect", &Collect, process_set, name, py::arg("pointer"))

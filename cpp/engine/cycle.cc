@@ -162,7 +162,7 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
     // If a closing has an error, it ends no flush, because the coordinator begins that flush again.
     const bool round = closing.error.empty() && !joined;
     if (round && closing.flush_over != Flush::Kind::kNone) flush_over = closing.flush_over;
-    const auto bucket = Find(closing.bucket);
+    const auto bucket = buckets_.Find(closing.bucket);
     if (bucket == nullptr) {
       if (closing.bucket == Farewell::kBucket && !closing.error.empty())
         surroundings_.first_failure->Hear(closing.error);
@@ -261,7 +261,7 @@ void Engine::End(SharedBucket& bucket, Calls& calls) {
 }
 
 void Engine::RecordGroups(const std::string& name, int made, std::chrono::nanoseconds setup) {
-  const auto bucket = Find(name);
+  const auto bucket = buckets_.Find(name);
   if (bucket == nullptr) return;
   std::lock_guard<std::mutex> lock(bucket->mutex);
   bucket->statistics.groups_made += made;

@@ -159,7 +159,7 @@ Engine::Flushing::Flushing(Engine& engine, Flush::Kind kind, std::vector<Family>
   engine.buckets_.ThrowIfLost();
   engine.flush_.Enter(kind);
   for (const Family& family : families_) {
-    const Buckets found = engine.FindAll(family);
+    const Buckets found = engine.buckets_.FindAll(family);
     buckets_.insert(buckets_.end(), found.begin(), found.end());
   }
   draining_.emplace(buckets_);
@@ -207,7 +207,7 @@ int Engine::device() const {
 }
 
 int Engine::CatchUp(const std::string& name, int iteration) {
-  const auto bucket = Find(name);
+  const auto bucket = buckets_.Find(name);
   if (bucket == nullptr) return 0;
   std::lock_guard<std::mutex> lock(bucket->mutex);
   return bucket->core.CatchUp(iteration);

@@ -80,7 +80,7 @@ class ArriveOp final : public tensorflow::AsyncOpKernel {
     // In eager code TensorFlow calls this kernel in the application's thread. The thread sleeps until `done` is called.
     const Caller caller{graph_ ? Caller::Kind::kGraph : Caller::Kind::kBlockedThread, context->step_id()};
     const int work = context->input(count + 1).scalar<int>()();
-    const auto handle = session->engine().Declare(bucket_, config);
+    const auto handle = session->engine().buckets().Declare(bucket_, config);
     session->engine().Arrive(
         handle, {tensors->source(), tensors->target(), 1, work}, stream->Record(),
         [context, done, count, tensors](const Operation& operation) {
