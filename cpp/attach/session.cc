@@ -70,13 +70,8 @@ void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_
 }
 
 std::string Session::MissingHooks() const {
-  static const char* const names[] = {"SendReadyTensors", "RecvReadyTensors", "SendFinalTensors", "RecvFinalTensors"};
-  const unsigned expected =
-      coordination_ != nullptr ? kRecvReadyTensors | kSendFinalTensors : kSendReadyTensors | kRecvFinalTensors;
-  const unsigned missing = expected & ~hooks_run_;
-  std::string text;
-  for (unsigned i = 0; i < std::size(names); ++i)
-    if ((missing >> i & 1u) != 0) text += (text.empty() ? "" : ", ") + std::string(names[i]);
+  std::string text = ready_hook_ran_ ? "" : coordination_ != nullptr ? "RecvReadyTensors" : "SendReadyTensors";
+  if (!final_hook_ran_) text += std::string(text.empty() ? "" : ", ") + FinalHook();
   return text;
 }
 
@@ -148,7 +143,7 @@ void Session::AfterTick(const std::vector<long long>& status_bits) {
 }
 
 void Session::BeforeSendReady(hvd::RequestList& requests) {
-  hooks_run_ |= kSendReadyTensors;
+  ready_hook_ran_ = true;
   if (state_ == nullptr) return;
   if (!failed_) {
     Guard("SendReadyTensors", [&] {
@@ -166,7 +161,7 @@ void Session::BeforeSendReady(hvd::RequestList& requests) {
 }
 
 void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vector<hvd::RequestList>& ready) {
-  hooks_run_ |= kRecvReadyTensors;
+  ready_hook_ran_ = true;
   if (state_ == nullptr) return;
   Guard("RecvReadyTensors", [&] {
     const Time now = Now();
@@ -196,7 +191,7 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
 }
 
 void Session::BeforeSendFinal(hvd::ResponseList& responses) {
-  hooks_run_ |= kSendFinalTensors;
+  final_hook_ran_ = true;
   if (state_ == nullptr) return;
   if (failed_) {
     responses.set_shutdown(true);
@@ -209,12 +204,12 @@ void Session::BeforeSendFinal(hvd::ResponseList& responses) {
 
 void Session::AfterFinal(hvd::ResponseList& responses) {
   const bool decides = coordination_ != nullptr;
-  if (!decides) hooks_run_ |= kRecvFinalTensors;
+  final_hook_ran_ = true;
   if (state_ == nullptr) return;
   for (const auto& response : responses.responses())
     if (response.response_type() == hvd::Response::JOIN) engine_.ReturnFromJoin();
   if (!HasOurs(responses)) return;
-  Guard(decides ? "SendFinalTensors" : "RecvFinalTensors", [&] {
+  Guard(FinalHook(), [&] {
     const std::vector<Grants> grants = TakeGrants(responses);
     const std::vector<Closing> closings = OpenAll(responses);
     if (!decides) engine_.Begin(closings, process_set_->joined);  // rank 0 has begun these rounds already

@@ -21,14 +21,6 @@
 
 namespace horovod_partial::attach {
 
-// The hooks that send or receive messages, as bits of a set. The handshake checks that they have run.
-enum Hook : unsigned {
-  kSendReadyTensors = 1,
-  kRecvReadyTensors = 2,
-  kSendFinalTensors = 4,
-  kRecvFinalTensors = 8,
-};
-
 const std::shared_ptr<PossibleArrivals>& PossibleArrivalsOfProcess();
 
 // A session begins when Horovod initialises the controller of a process set. It ends when Horovod shuts down, or is
@@ -102,6 +94,7 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
  private:
   std::vector<Closing> OpenAll(const hvd::ResponseList& responses);
   Time ForeignSince(Time now);
+  const char* FinalHook() const { return coordination_ != nullptr ? "SendFinalTensors" : "RecvFinalTensors"; }
   void Guard(const char* hook, const std::function<void()>& body);
 
   hvd::Controller& controller_;                 // the controller, for the background thread
@@ -113,7 +106,8 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   std::shared_ptr<recording::Recorder> recorder_;
   std::vector<Rank> members_;
   hvd::ProcessSet* process_set_ = nullptr;
-  std::atomic<unsigned> hooks_run_{0};
+  // True once this rank's hook has run that sends or receives requests, or responses. The handshake checks both.
+  std::atomic<bool> ready_hook_ran_{false}, final_hook_ran_{false};
   Outstanding outstanding_;
   OutstandingWatch foreign_;
   std::atomic<std::uint64_t> cycles_{0};
