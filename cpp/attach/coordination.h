@@ -1,7 +1,6 @@
 // Rank 0's part of a cycle: it reads reports, closes rounds, and puts decisions into Horovod's tables and responses.
 #pragma once
 
-#include <cstdint>
 #include <map>
 #include <mutex>
 #include <string>
