@@ -101,7 +101,7 @@ class DrainedFamily {
 std::unique_ptr<DrainedFamily> Drain(const FamilyHandle& family, double waited, bool hooks_wait) {
   const std::int32_t number = family.number();
   py::gil_scoped_release release;
-  const Time since = Now() - std::chrono::duration_cast<Time>(std::chrono::duration<double>(waited));
+  const Time since = Now() - Seconds(waited);
   return std::make_unique<DrainedFamily>(attach::FindSession(family.library, number), family.names, since, hooks_wait);
 }
 
@@ -157,7 +157,6 @@ class Handle {
 
   bool Poll() const { return session_->engine().Poll(*bucket_, *operation_); }
   bool Wait(const Drainings& drainings) const {
-    py::gil_scoped_release release;
     return session_->engine().Wait(*bucket_, *operation_, AnyOf(drainings));
   }
   RoundInfo Info() const {
@@ -174,7 +173,6 @@ class Handle {
 // Hands a contribution to a bucket. `stream`: the stream on which a device computes the contribution; 0 on the host.
 Handle Submit(Attached& library, std::int32_t process_set, const std::string& name, const BucketConfig& config,
               std::uintptr_t input, std::uintptr_t output, int work, std::uintptr_t stream) {
-  py::gil_scoped_release release;
   static char nothing;  // replaces the null address of a tensor without elements; null would mean no tensor
   const auto address = [](std::uintptr_t pointer) {
     return pointer == 0 ? &nothing : reinterpret_cast<void*>(pointer);
@@ -190,7 +188,6 @@ Handle Submit(Attached& library, std::int32_t process_set, const std::string& na
 // whole bucket, on the bucket's device.
 std::optional<Handle> Collect(Attached& library, std::int32_t process_set, const std::string& name,
                               std::uintptr_t pointer) {
-  py::gil_scoped_release release;
   auto session = attach::FindSession(library, process_set);
   auto bucket = session == nullptr ? nullptr : session->engine().buckets().Find(name);
   if (bucket == nullptr) return std::nullopt;
@@ -363,7 +360,7 @@ PYBIND11_MODULE(_attach, m) {
 
   py::class_<Handle>(m, "Handle")
       .def("poll", &Handle::Poll)
-      .def("wait", &Handle::Wait, py::arg("drainings"))
+      .def("wait", &Handle::Wait, released, py::arg("drainings"))
       .def("info", &Handle::Info);
 
   py::class_<FlushOfSet>(m, "Flush")
@@ -479,7 +476,7 @@ PYBIND11_MODULE(_attach, m) {
             return session == nullptr ? std::set<std::string>() : session->engine().buckets().unsettled();
           },
           released, process_set)
-      .def("submit", &Submit, process_set, name, py::arg("config"), py::arg("input"), py::arg("output"),
+      .def("submit", &Submit, released, process_set, name, py::arg("config"), py::arg("input"), py::arg("output"),
            py::arg("work"), py::arg("stream"))
       .def(
           "declare",
@@ -487,7 +484,7 @@ PYBIND11_MODULE(_attach, m) {
             attach::SessionOf(library, process_set)->engine().buckets().Declare(name, config);
           },
           released, process_set, name, py::arg("config"))
-      .def("collect", &Collect, process_set, name, py::arg("pointer"))
+      .def("collect", &Collect, released, process_set, name, py::arg("pointer"))
       .def(
           "deliver",
           [](Attached& library, std::int32_t process_set, const std::vector<Family>& families) {
