@@ -134,11 +134,10 @@ bool Engine::DeliverFamily(const Family& family) {
   const Buckets buckets = buckets_.FindAll(family);
   bool pending = false;
   Round open = kForEver;
-  for (const auto& bucket : buckets) {
-    std::lock_guard<std::mutex> lock(bucket->mutex);
-    pending = pending || bucket->core.HasPending();
-    open = std::min(open, bucket->core.completed());
-  }
+  ForEach(buckets, [&](const SharedBucket& bucket) {
+    pending = pending || bucket.core.HasPending();
+    open = std::min(open, bucket.core.completed());
+  });
   if (pending) DeliverTo(buckets, open);
   return pending;
 }
@@ -174,11 +173,10 @@ Engine::Flushing::~Flushing() {
 }
 
 void Engine::Flushing::SetInFlush(bool in_flush) const {
-  for (const auto& bucket : buckets_) {
-    std::lock_guard<std::mutex> lock(bucket->mutex);
-    bucket->in_flush = in_flush;
-    bucket->flush_end = kForEver;
-  }
+  ForEach(buckets_, [&](SharedBucket& bucket) {
+    bucket.in_flush = in_flush;
+    bucket.flush_end = kForEver;
+  });
 }
 
 bool Engine::Flushing::Wait(const IsDue& is_due) {
@@ -215,12 +213,11 @@ int Engine::CatchUp(const std::string& name, int iteration) {
 
 std::vector<BucketSnapshot> Engine::Snapshot() const {
   std::vector<BucketSnapshot> snapshot;
-  for (const auto& bucket : buckets_.All()) {
-    std::lock_guard<std::mutex> lock(bucket->mutex);
-    const Bucket& core = bucket->core;
-    snapshot.push_back({core.name(), bucket->statistics, core.held_bytes(), core.HasPending(), core.missed_rounds(),
-                        core.completed(), bucket->Unsettled()});
-  }
+  ForEach(buckets_.All(), [&](const SharedBucket& bucket) {
+    const Bucket& core = bucket.core;
+    snapshot.push_back({core.name(), bucket.statistics, core.held_bytes(), core.HasPending(), core.missed_rounds(),
+                        core.completed(), bucket.Unsettled()});
+  });
   return snapshot;
 }
 

@@ -1,7 +1,6 @@
 #include "engine/families.h"
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 #include <memory>
 
@@ -9,16 +8,6 @@
 #include "engine/shared_bucket.h"
 
 namespace horovod_partial {
-namespace {
-
-void ForEach(const Buckets& buckets, const std::function<void(SharedBucket&)>& function) {
-  for (const auto& bucket : buckets) {
-    std::lock_guard<std::mutex> lock(bucket->mutex);
-    function(*bucket);
-  }
-}
-
-}  // namespace
 
 // Returns how many rounds of a family the application must apply as one step: normally 1, and more if results were
 // added up. Returns 0 if no untaken round has ended in every bucket, or if the round comes after the flush in which

@@ -17,6 +17,7 @@
 #include "core/rounds/work_sharing.h"
 #include "core/values/memory.h"
 #include "engine/bucket_config.h"
+#include "engine/bucket_map.h"
 #include "engine/operation.h"
 #include "engine/possible_arrivals.h"
 #include "engine/surroundings.h"
@@ -128,5 +129,8 @@ struct SharedBucket {
   void Fill(Operation& result, bool late);
   void End(Operation& ended, Calls& calls);
 };
+
+// Calls `function` for each bucket, with the bucket's lock held.
+void ForEach(const Buckets& buckets, const std::function<void(SharedBucket&)>& function);
 
 }  // namespace horovod_partial
