@@ -25,12 +25,6 @@ void Bucket::AddPending(const Arrival& arrival) {
   incoming_gradients_ += arrival.gradients;
 }
 
-void Bucket::Keep(const void* model) {
-  incoming_.Reserve(bytes(), memory());
-  memory().Copy(incoming_.data(), model, bytes());
-  incoming_gradients_ = 1;
-}
-
 void Bucket::ForgetCleared() {
   if (std::exchange(cleared_, false)) outgoing_gradients_ = 0;
 }
@@ -39,7 +33,11 @@ Bucket::Arrived Bucket::Arrive(const Arrival& arrival) {
   if (held_ || state_ == State::kArrived || (state_ == State::kRunning && on_time_)) return Arrived::kBusy;
   if (state_ == State::kRunning && last_.ends) return Arrived::kWaiting;
   only_delivers_ = arrival.input == nullptr;
-  if (options_.late == Late::kKeep && !only_delivers_) Keep(arrival.input);
+  if (options_.late == Late::kKeep && !only_delivers_) {  // keeps the model
+    incoming_.Reserve(bytes(), memory());
+    memory().Copy(incoming_.data(), arrival.input, bytes());
+    incoming_gradients_ = 1;
+  }
   if (state_ == State::kRunning || (HasMissed() && !only_delivers_)) {
     AddPending(arrival);
     ++incoming_late_;

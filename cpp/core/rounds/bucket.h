@@ -153,7 +153,6 @@ class Bucket {
 
  private:
   void AddPending(const Arrival& arrival);
-  void Keep(const void* model);
   void Weigh(Rank rank);
   void ForgetCleared();
 
