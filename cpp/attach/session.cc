@@ -191,7 +191,6 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
 }
 
 void Session::BeforeSendFinal(hvd::ResponseList& responses) {
-  final_hook_ran_ = true;
   if (state_ == nullptr) return;
   if (failed_) {
     responses.set_shutdown(true);
