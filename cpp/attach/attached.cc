@@ -1,32 +1,34 @@
 #include "attach/attached.h"
 
+#include <map>
+#include <mutex>
 #include <utility>
 
 namespace horovod_partial::attach {
+namespace {
 
-void AttachedLibraries::Add(const std::string& path, const std::function<void(Attached&)>& fill) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (libraries_.count(path) > 0) return;
+// A thread that holds this mutex waits neither for other ranks nor for the lock of Python's interpreter.
+std::mutex libraries_mutex;  // guards the map in Libraries
+std::map<std::string, std::unique_ptr<Attached>>& Libraries() {
+  // The libraries are never freed, because Horovod's thread may outlive main.
+  static auto* libraries = new std::map<std::string, std::unique_ptr<Attached>>;
+  return *libraries;
+}
+
+}  // namespace
+
+Attached& AddLibrary(const std::string& path, const std::function<void(Attached&)>& fill) {
+  std::lock_guard<std::mutex> lock(libraries_mutex);
+  if (const auto it = Libraries().find(path); it != Libraries().end()) return *it->second;
   auto attached = std::make_unique<Attached>();
   fill(*attached);
-  libraries_[path] = std::move(attached);
+  return *(Libraries()[path] = std::move(attached));
 }
 
-Attached* AttachedLibraries::Find(const std::string& path) const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const auto it = libraries_.find(path);
-  return it == libraries_.end() ? nullptr : it->second.get();
-}
-
-void AttachedLibraries::CountGeneration() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (auto& [path, attached] : libraries_)
+void CountGeneration() {
+  std::lock_guard<std::mutex> lock(libraries_mutex);
+  for (auto& [path, attached] : Libraries())
     if (attached->is_initialized() == 0) ++attached->generation;
-}
-
-AttachedLibraries& LibrariesOfProcess() {
-  static auto* libraries = new AttachedLibraries;  // the list is never freed: Horovod's thread may outlive main
-  return *libraries;
 }
 
 }  // namespace horovod_partial::attach

@@ -3,9 +3,7 @@
 
 #include <atomic>
 #include <functional>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "attach/horovod.h"
@@ -22,26 +20,19 @@ struct Attached {
   // Horovod's background thread and the application's threads use `state`, `generation` and `recorder` without a lock.
   std::atomic<hvd::HorovodGlobalState*> state{nullptr};  // Horovod's state: null until the first handshake, then fixed
   std::atomic<int> generation{0};                        // differs after each hvd.init(), which adds 1 or more
-  std::shared_ptr<recording::Recorder> recorder;         // the newest handshake's recorder; read by std::atomic_load
+  std::shared_ptr<recording::Recorder> recorder;         // the newest handshake's recorder; for LastRecorder
+
+  // Returns the recorder that was made at the last handshake, or null. Horovod may have shut down since.
+  std::shared_ptr<recording::Recorder> LastRecorder() const { return std::atomic_load(&recorder); }
 };
 
-// Thread-safe. A thread that holds `mutex_` waits neither for other ranks nor for the lock of Python's interpreter.
-class AttachedLibraries {
- public:
-  // Adds a Horovod library, unless it was added before. `fill` sets its fields. If `fill` throws, nothing is added.
-  void Add(const std::string& path, const std::function<void(Attached&)>& fill);
-  // Returns the library at a path, or null if it has not been added. The object lives as long as the process.
-  Attached* Find(const std::string& path) const;
-  // Called when a Horovod library has initialised a controller. Adds 1 to the `generation` of each library that is not
-  // yet initialised. This counts each hvd.init(), because a library is initialised only after its controllers. Process
-  // sets that are added later are not counted. A library that is down may count the hvd.init() of another library, too.
-  void CountGeneration();
+// Adds the Horovod library at a path, unless it was added before. Returns the library, which lives as long as the
+// process. `fill` sets the fields of a new one. If `fill` throws, nothing is added. Any thread may call this.
+Attached& AddLibrary(const std::string& path, const std::function<void(Attached&)>& fill);
 
- private:
-  mutable std::mutex mutex_;  // guards the map of Horovod libraries
-  std::map<std::string, std::unique_ptr<Attached>> libraries_;
-};
-
-AttachedLibraries& LibrariesOfProcess();
+// Called when a Horovod library has initialised a controller. Adds 1 to the `generation` of each library that is not
+// yet initialised. This counts each hvd.init(), because a library is initialised only after its controllers. Process
+// sets that are added later are not counted. A library that is down may count the hvd.init() of another library, too.
+void CountGeneration();
 
 }  // namespace horovod_partial::attach

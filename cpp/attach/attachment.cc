@@ -23,8 +23,8 @@ constexpr std::size_t kLongestWhat = 200;  // the most bytes of the text that sa
 
 }  // namespace
 
-void Attach(const std::string& library_path, bool waits_are_told) {
-  LibrariesOfProcess().Add(library_path, [&](Attached& attached) {
+Attached& Attach(const std::string& library_path, bool waits_are_told) {
+  return AddLibrary(library_path, [&](Attached& attached) {
     const Library library(library_path);
     attached.enqueue = reinterpret_cast<decltype(attached.enqueue)>(library.Symbol(kEnqueueTensorAllreduce));
     attached.is_initialized = reinterpret_cast<int (*)()>(library.Symbol("horovod_is_initialized"));
@@ -33,18 +33,16 @@ void Attach(const std::string& library_path, bool waits_are_told) {
   });
 }
 
-std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t process_set_id) {
-  Attached* const attached = LibrariesOfProcess().Find(library_path);
-  if (attached == nullptr) throw AttachError("not attached to " + library_path);
-  if (attached->is_initialized() == 0) throw EngineError(hvd::NOT_INITIALIZED_ERROR.reason());
-  auto global = FindIntroduced(*attached);
-  if (global == nullptr) global = Introduce(*attached);
+std::shared_ptr<Session> SessionOf(Attached& library, std::int32_t process_set_id) {
+  if (library.is_initialized() == 0) throw EngineError(hvd::NOT_INITIALIZED_ERROR.reason());
+  auto global = FindIntroduced(library);
+  if (global == nullptr) global = Introduce(library);
   if (process_set_id == 0) return global;
-  if (!attached->state.load()->process_set_table.Contains(process_set_id)) {
+  if (!library.state.load()->process_set_table.Contains(process_set_id)) {
     if (!global->Alive()) global->engine().ThrowShutDown();  // the process set is gone because Horovod has shut down
     throw std::invalid_argument("process set " + std::to_string(process_set_id) + " does not exist");
   }
-  const auto session = Lookup(*attached, process_set_id);
+  const auto session = Lookup(library, process_set_id);
   if (session == nullptr)
     throw std::invalid_argument("this rank is not in process set " + std::to_string(process_set_id));
   // The session of a process set that was added after the handshake is ready in the set's first cycle. Wait for that.
@@ -56,13 +54,12 @@ std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t
   return session;
 }
 
-std::vector<std::string> Gather(const std::string& library_path, const std::string& text) {
-  const auto session = SessionOf(library_path, 0);
+std::vector<std::string> Gather(Attached& library, const std::string& text) {
+  const auto session = SessionOf(library, 0);
   const Engine& engine = session->engine();
   const auto sum = [&](const std::string& name, std::vector<std::int64_t> values) {
     const auto context = std::make_shared<BucketContext>(Memory::Host());
-    return SumOverRanks(*LibrariesOfProcess().Find(library_path), AgreementName("gather." + name), std::move(values),
-                        context);
+    return SumOverRanks(library, AgreementName("gather." + name), std::move(values), context);
   };
   // Texts are gathered by sums, because a sum is Horovod's simplest operation. Each rank fills its own part of a row of
   // numbers and leaves the other parts 0. The sum over all ranks is the whole row.
@@ -84,28 +81,17 @@ std::vector<std::string> Gather(const std::string& library_path, const std::stri
   return texts;
 }
 
-std::shared_ptr<Session> FindSession(const std::string& library_path, std::int32_t process_set_id) {
-  Attached* const attached = LibrariesOfProcess().Find(library_path);
-  return attached == nullptr || FindIntroduced(*attached) == nullptr ? nullptr : Lookup(*attached, process_set_id);
+std::shared_ptr<Session> FindSession(const Attached& library, std::int32_t process_set_id) {
+  return FindIntroduced(library) == nullptr ? nullptr : Lookup(library, process_set_id);
 }
 
-std::shared_ptr<Session> ReadySession(const std::string& library_path, std::int32_t process_set_id) {
-  const Attached* const attached = LibrariesOfProcess().Find(library_path);
-  if (attached == nullptr) return nullptr;
+std::shared_ptr<Session> ReadySession(const Attached& library, std::int32_t process_set_id) {
   for (const auto& session : SessionsOfProcess().Ready())
-    if (session->Serves(attached->state, process_set_id)) return session;
+    if (session->Serves(library.state, process_set_id)) return session;
   return nullptr;
 }
 
-int Generation(const std::string& library_path) {
-  const Attached* const attached = LibrariesOfProcess().Find(library_path);
-  return attached == nullptr || attached->is_initialized() == 0 ? 0 : attached->generation.load();
-}
-
-std::shared_ptr<recording::Recorder> LastRecorder(const std::string& library_path) {
-  const Attached* const attached = LibrariesOfProcess().Find(library_path);
-  return attached == nullptr ? nullptr : std::atomic_load(&attached->recorder);
-}
+int Generation(const Attached& library) { return library.is_initialized() == 0 ? 0 : library.generation.load(); }
 
 // If a thread waits for a round or in a flush, reports this wait, which is known exactly. Otherwise reports an
 // outstanding collective of Horovod's own, though a thread need not wait for that collective.

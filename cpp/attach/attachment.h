@@ -7,38 +7,36 @@
 #include <string>
 #include <vector>
 
+#include "attach/attached.h"
 #include "attach/session.h"
 #include "core/watch/activity.h"
 
 namespace horovod_partial::attach {
 
 // Attaches to a Horovod library: makes it call our functions in place of some of its own. A second call for the library
-// does nothing. `waits_are_told`: true if Python code reports waits for Horovod's collectives (ForeignWait, Polled).
-void Attach(const std::string& library_path, bool waits_are_told);
+// only returns it. `waits_are_told`: true if Python code reports waits for Horovod's collectives (ForeignWait, Polled).
+Attached& Attach(const std::string& library_path, bool waits_are_told);
 
 // Returns this rank's state for a process set. The first call after hvd.init() makes a small allreduce over all ranks,
 // the handshake, which checks that our hooks run and that all ranks have the same version. Throws AttachError if this
 // fails, EngineError if Horovod is not initialised, or std::invalid_argument if this rank is not in the process set.
-std::shared_ptr<Session> SessionOf(const std::string& library_path, std::int32_t process_set_id);
+std::shared_ptr<Session> SessionOf(Attached& library, std::int32_t process_set_id);
 
 // Gathers a text from each rank, and returns all texts in the order of the ranks. Blocks until all ranks have called
 // this function. All ranks must call it in the same order relative to Horovod's own collectives.
-std::vector<std::string> Gather(const std::string& library_path, const std::string& text);
+std::vector<std::string> Gather(Attached& library, const std::string& text);
 
 // Returns the session of a process set, without waiting for other ranks. Returns null if Horovod is down, if there has
 // been no handshake since the last hvd.init(), or if this rank is not in the process set.
-std::shared_ptr<Session> FindSession(const std::string& library_path, std::int32_t process_set_id);
+std::shared_ptr<Session> FindSession(const Attached& library, std::int32_t process_set_id);
 
 // Same as FindSession. Any thread may call this at any time, because it does not use Horovod's table of process sets.
 // Horovod locks this table while it waits for other ranks, and removes process sets from it.
-std::shared_ptr<Session> ReadySession(const std::string& library_path, std::int32_t process_set_id);
+std::shared_ptr<Session> ReadySession(const Attached& library, std::int32_t process_set_id);
 
 // Returns a positive number that differs after each hvd.init(), or 0 while Horovod is down. The number is known before
 // the handshake. It does not matter which code initialised Horovod.
-int Generation(const std::string& library_path);
-
-// Returns the recorder that was made at the last handshake, or null. Horovod may have shut down since.
-std::shared_ptr<recording::Recorder> LastRecorder(const std::string& library_path);
+int Generation(const Attached& library);
 
 // Returns what this process does: it computes, waits for other ranks, or rests (has joined or ended). Any thread may
 // call this function, which never waits for another rank.

@@ -1,7 +1,6 @@
 // Rank 0's part of a cycle: it reads reports, closes rounds, and puts decisions into Horovod's tables and responses.
 #pragma once
 
-#include <cstdint>
 #include <map>
 #include <mutex>
 #include <string>
@@ -21,8 +20,8 @@ void NoteLoggedWait();
 // Connects the coordinator to Horovod. All functions but statistics() are called by the background thread.
 class Coordination {
  public:
-  Coordination(hvd::Controller& controller, int size)
-      : controller_(controller), size_(size), joined_(static_cast<std::size_t>(size), false), coordinator_(size) {}
+  explicit Coordination(hvd::Controller& controller)
+      : controller_(controller), size_(controller.GetSize()), joined_(Index(size_), false), coordinator_(size_) {}
 
   // `for_all_ranks`: true for the process set of all ranks. Only the coordinator of that set looks for deadlocks.
   void Begin(hvd::HorovodGlobalState& state, bool for_all_ranks);

@@ -43,17 +43,9 @@ void CycleRecord::Decided(const std::vector<Closing>& closings, const Coordinati
     if (!closing.error.empty()) continue;
     const Declaration& declaration = coordination.declaration(closing.bucket);
     const Policy& policy = declaration.policy;
-    recording::DecidedRound round{
-        closing.round, now, NameOf(closing.reason), policy.quorum, closing.gradients(), {}, {}};
-    if (policy.rule == Policy::Rule::kReady) round.quorum = policy.group_size;
-    for (std::size_t rank = 0; rank < closing.contributions.size(); ++rank) {
-      const auto& contribution = closing.contributions[rank];
-      if (contribution.fresh) continue;
-      round.missing.push_back(static_cast<Rank>(rank));
-      if (contribution.gradients > 0) round.delivered.push_back(static_cast<Rank>(rank));
-    }
+    const int quorum = policy.rule == Policy::Rule::kReady ? policy.group_size : policy.quorum;
     const std::size_t bytes = ElementsOf(declaration.shape) * SizeOf(declaration.type);
-    recorder_->Decided({process_set_id_, closing.bucket, policy.description, bytes}, round);
+    recorder_->Decided({process_set_id_, closing.bucket, policy.description, bytes}, closing, quorum, now);
   }
 }
 

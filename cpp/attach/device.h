@@ -1,4 +1,5 @@
-// The memory and the streams of devices. Devices have Horovod's numbers. Only device.cc knows if this build has CUDA.
+// The memory and the streams of devices. Devices have Horovod's numbers. Only the files that implement these functions,
+// device.cc and cuda/memory.cc, know if this build has CUDA.
 #pragma once
 
 #include <cstddef>

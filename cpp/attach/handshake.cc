@@ -1,7 +1,7 @@
 #include "attach/handshake.h"
 
 #include <chrono>
-#include <condition_variable>
+#include <future>
 #include <mutex>
 #include <utility>
 
@@ -48,11 +48,8 @@ void HandshakeContext::Ended(hvd::HorovodGlobalState& state, const std::int64_t*
 std::vector<std::int64_t> SumOverRanks(const Attached& attached, const std::string& name,
                                        std::vector<std::int64_t> values, std::shared_ptr<hvd::OpContext> context) {
   struct Outcome {
-    std::mutex mutex;
-    std::condition_variable done;
-    bool finished = false;
-    std::string error;
     std::vector<std::int64_t> values;
+    std::promise<hvd::Status> status;
   };
   const auto result = std::make_shared<Outcome>();
   result->values = std::move(values);
@@ -60,22 +57,15 @@ std::vector<std::int64_t> SumOverRanks(const Attached& attached, const std::stri
   const auto tensor =
       std::make_shared<TensorView>(result->values.data(), hvd::HOROVOD_INT64, std::vector<std::int64_t>{count},
                                    count * static_cast<std::int64_t>(sizeof(std::int64_t)));
-  const auto callback = [result](const hvd::Status& status) {
-    std::lock_guard<std::mutex> lock(result->mutex);
-    result->finished = true;
-    if (!status.ok()) result->error = status.reason();
-    result->done.notify_all();
-  };
-  const hvd::Status status = attached.enqueue(context, tensor, tensor, hvd::ReadyEventList(), name, CPU_DEVICE_ID,
-                                              callback, hvd::ReduceOp::SUM, 1.0, 1.0, 0);
-  if (!status.ok()) throw EngineError(status.reason());
-  std::unique_lock<std::mutex> lock(result->mutex);
-  while (!result->done.wait_for(lock, kPollInterval, [&] { return result->finished; })) {
-    lock.unlock();
-    Session::CheckInterrupt();
-    lock.lock();
+  const auto callback = [result](const hvd::Status& status) { result->status.set_value(status); };
+  hvd::Status status = attached.enqueue(context, tensor, tensor, hvd::ReadyEventList(), name, CPU_DEVICE_ID, callback,
+                                        hvd::ReduceOp::SUM, 1.0, 1.0, 0);
+  if (status.ok()) {
+    std::future<hvd::Status> ended = result->status.get_future();
+    while (ended.wait_for(kPollInterval) != std::future_status::ready) Session::CheckInterrupt();
+    status = ended.get();
   }
-  if (!result->error.empty()) throw EngineError(result->error);
+  if (!status.ok()) throw EngineError(status.reason());
   return result->values;
 }
 

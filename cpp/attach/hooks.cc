@@ -43,7 +43,7 @@ std::shared_ptr<Session> Enter(hvd::Controller& controller) {
 
 void DoInitialization(hvd::Controller* controller) {
   OriginalOf(&DoInitialization, controller)(controller);
-  LibrariesOfProcess().CountGeneration();
+  CountGeneration();
   SessionsOfProcess().Begin(*controller);
 }
 
@@ -71,12 +71,12 @@ void SendFinalTensors(hvd::Controller* controller, hvd::ResponseList& responses)
   const auto session = SessionsOfProcess().FindForHook(*controller);
   if (session != nullptr) session->BeforeSendFinal(responses);
   OriginalOf(&SendFinalTensors, controller)(controller, responses);
-  if (session != nullptr) session->AfterSendFinal(responses);
+  if (session != nullptr) session->AfterFinal(responses);
 }
 
 void RecvFinalTensors(hvd::Controller* controller, hvd::ResponseList& responses) {
   OriginalOf(&RecvFinalTensors, controller)(controller, responses);
-  if (const auto session = SessionsOfProcess().FindForHook(*controller)) session->AfterRecvFinal(responses);
+  if (const auto session = SessionsOfProcess().FindForHook(*controller)) session->AfterFinal(responses);
 }
 
 template <Carrier carrier>

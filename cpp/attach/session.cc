@@ -33,11 +33,10 @@ const std::shared_ptr<FirstFailure>& ProcessFirstFailure() {
 Session::Session(hvd::Controller& controller, const Engine::Thresholds& thresholds)
     : controller_(controller),
       alive_(controller.weak_from_this()),
-      rank_(controller.GetRank()),
-      size_(controller.GetSize()),
       outstanding_(controller),
-      coordination_(controller.IsCoordinator() ? std::make_unique<Coordination>(controller, size_) : nullptr),
-      engine_(*this, rank_, size_, thresholds, PossibleArrivalsOfProcess(), ProcessFirstFailure()) {}
+      coordination_(controller.IsCoordinator() ? std::make_unique<Coordination>(controller) : nullptr),
+      engine_(*this, controller.GetRank(), controller.GetSize(), thresholds, PossibleArrivalsOfProcess(),
+              ProcessFirstFailure()) {}
 
 void Session::Retire() {
   retired_ = true;
@@ -54,7 +53,7 @@ void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_
   if (process_set_id == 0) ProcessFirstFailure()->Forget();
   process_set_ = &state.process_set_table.Get(process_set_id);
   if (process_set_id != 0) members_ = process_set_->registered_global_ranks;
-  communicators_.emplace(state, *process_set_, rank_, size_);
+  communicators_.emplace(state, *process_set_, engine_.rank(), engine_.size());
   entries_.emplace(controller_, process_set_id, engine_);
   record_.emplace(controller_, process_set_id, recorder_);
   if (coordination_ != nullptr) coordination_->Begin(state, process_set_id == 0);
@@ -71,13 +70,8 @@ void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_
 }
 
 std::string Session::MissingHooks() const {
-  static const char* const names[] = {"SendReadyTensors", "RecvReadyTensors", "SendFinalTensors", "RecvFinalTensors"};
-  const unsigned expected =
-      coordination_ != nullptr ? kRecvReadyTensors | kSendFinalTensors : kSendReadyTensors | kRecvFinalTensors;
-  const unsigned missing = expected & ~hooks_run_;
-  std::string text;
-  for (unsigned i = 0; i < std::size(names); ++i)
-    if ((missing >> i & 1u) != 0) text += (text.empty() ? "" : ", ") + std::string(names[i]);
+  std::string text = ready_hook_ran_ ? "" : coordination_ != nullptr ? "RecvReadyTensors" : "SendReadyTensors";
+  if (!final_hook_ran_) text += std::string(text.empty() ? "" : ", ") + FinalHook();
   return text;
 }
 
@@ -94,10 +88,10 @@ void Session::Guard(const char* hook, const std::function<void()>& body) {
     // The text of an EngineError explains the error. Any other exception is a defect of ours.
     const bool explained = dynamic_cast<const EngineError*>(&error) != nullptr;
     const std::string text = explained ? error.what() : std::string("internal error in ") + hook + ": " + error.what();
-    Log(LogLevel::kError, rank_, text + "; all ranks shut down" + (explained ? "" : ". Please report this"));
+    Log(LogLevel::kError, engine_.rank(), text + "; all ranks shut down" + (explained ? "" : ". Please report this"));
     if (failed_.exchange(true)) return;
     failure_ = text;
-    if (process_set_id_ == 0) ProcessFirstFailure()->Hear(Failed(rank_) + text);
+    if (process_set_id_ == 0) ProcessFirstFailure()->Hear(Failed(engine_.rank()) + text);
   }
 }
 
@@ -111,7 +105,6 @@ const std::shared_ptr<PossibleArrivals>& PossibleArrivalsOfProcess() {
 }
 
 Time Session::ForeignSince(Time now) {
-  if (state_ == nullptr) return kNever;
   ++cycles_;
   const auto& arrivals = PossibleArrivalsOfProcess();
   if (arrivals->AwaitsForeign()) arrivals->EndForeignWaits(OutstandingWatch::All(*state_));
@@ -150,25 +143,25 @@ void Session::AfterTick(const std::vector<long long>& status_bits) {
 }
 
 void Session::BeforeSendReady(hvd::RequestList& requests) {
-  hooks_run_ |= kSendReadyTensors;
+  ready_hook_ran_ = true;
   if (state_ == nullptr) return;
   if (!failed_) {
     Guard("SendReadyTensors", [&] {
       const Time now = Now();
       record_->Handed(now);
       const Report report = engine_.BuildReport(now, ForeignSince(now), process_set_->joined);
-      if (!report.empty()) requests.add_request(Enclose(report, rank_));
+      if (!report.empty()) requests.add_request(Enclose(report, engine_.rank()));
     });
   }
   if (!failed_) return;
   Report farewell;
   farewell.failure = failure_;
-  if (!farewell.empty()) requests.add_request(Enclose(farewell, rank_));
+  if (!farewell.empty()) requests.add_request(Enclose(farewell, engine_.rank()));
   requests.set_shutdown(true);
 }
 
 void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vector<hvd::RequestList>& ready) {
-  hooks_run_ |= kRecvReadyTensors;
+  ready_hook_ran_ = true;
   if (state_ == nullptr) return;
   Guard("RecvReadyTensors", [&] {
     const Time now = Now();
@@ -198,7 +191,6 @@ void Session::AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vec
 }
 
 void Session::BeforeSendFinal(hvd::ResponseList& responses) {
-  hooks_run_ |= kSendFinalTensors;
   if (state_ == nullptr) return;
   if (failed_) {
     responses.set_shutdown(true);
@@ -209,36 +201,22 @@ void Session::BeforeSendFinal(hvd::ResponseList& responses) {
   Guard("SendFinalTensors", [&] { coordination_->Enclose(responses); });
 }
 
-void Session::AfterSendFinal(hvd::ResponseList& responses) {
+void Session::AfterFinal(hvd::ResponseList& responses) {
+  const bool decides = coordination_ != nullptr;
+  final_hook_ran_ = true;
   if (state_ == nullptr) return;
-  NoteJoin(responses);
-  if (!HasOurs(responses)) return;
-  Guard("SendFinalTensors", [&] {
-    const std::vector<Grants> grants = TakeGrants(responses);
-    OpenAll(responses);  // only keeps the groups of the rounds, because rank 0 has begun these rounds already
-    engine_.Hear(grants);
-  });
-  coordination_->EndCycle();
-  Unwrap(responses, size_);
-}
-
-void Session::AfterRecvFinal(hvd::ResponseList& responses) {
-  hooks_run_ |= kRecvFinalTensors;
-  if (state_ == nullptr) return;
-  NoteJoin(responses);
-  if (!HasOurs(responses)) return;
-  Guard("RecvFinalTensors", [&] {
-    const std::vector<Grants> grants = TakeGrants(responses);
-    engine_.Begin(OpenAll(responses), process_set_->joined);
-    engine_.Hear(grants);
-  });
-  Unwrap(responses, size_);
-  if (!process_set_->joined) entries_->AddWhatIsMissing(responses);
-}
-
-void Session::NoteJoin(const hvd::ResponseList& responses) {
   for (const auto& response : responses.responses())
     if (response.response_type() == hvd::Response::JOIN) engine_.ReturnFromJoin();
+  if (!HasOurs(responses)) return;
+  Guard(FinalHook(), [&] {
+    const std::vector<Grants> grants = TakeGrants(responses);
+    const std::vector<Closing> closings = OpenAll(responses);
+    if (!decides) engine_.Begin(closings, process_set_->joined);  // rank 0 has begun these rounds already
+    engine_.sharing().Hear(grants);
+  });
+  if (decides) coordination_->EndCycle();
+  Unwrap(responses, engine_.size());
+  if (!decides && !process_set_->joined) entries_->AddWhatIsMissing(responses);
 }
 
 // Returns which rounds close in a cycle. Keeps those with groups until Horovod executes them, also on joined ranks.
@@ -258,7 +236,7 @@ std::vector<Closing> Session::OpenAll(const hvd::ResponseList& responses) {
       closings.push_back(std::move(refused));
       continue;
     }
-    for (auto& closing : Open(response, size_)) {
+    for (auto& closing : Open(response, engine_.size())) {
       if (!closing.groups.empty() || !closing.upcoming.empty()) grouped_[WireName(closing.bucket)] = closing;
       closings.push_back(std::move(closing));
     }

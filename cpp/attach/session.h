@@ -21,14 +21,6 @@
 
 namespace horovod_partial::attach {
 
-// The hooks that send or receive messages, as bits of a set. The handshake checks that they have run.
-enum Hook : unsigned {
-  kSendReadyTensors = 1,
-  kRecvReadyTensors = 2,
-  kSendFinalTensors = 4,
-  kRecvFinalTensors = 8,
-};
-
 const std::shared_ptr<PossibleArrivals>& PossibleArrivalsOfProcess();
 
 // A session begins when Horovod initialises the controller of a process set. It ends when Horovod shuts down, or is
@@ -75,8 +67,8 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
   void BeforeSendReady(hvd::RequestList& requests);
   void AfterRecvReady(std::vector<std::string>& ready_to_reduce, std::vector<hvd::RequestList>& ready);
   void BeforeSendFinal(hvd::ResponseList& responses);
-  void AfterSendFinal(hvd::ResponseList& responses);
-  void AfterRecvFinal(hvd::ResponseList& responses);
+  // Called when rank 0 has sent the responses, and when another rank has received them.
+  void AfterFinal(hvd::ResponseList& responses);
   // Executes a response. `operation` is Horovod's operation, and `reduce` executes a response with it. A round that has
   // groups is reduced in this rank's group.
   hvd::Status Execute(hvd::AllreduceOp& operation, std::vector<hvd::TensorTableEntry>& entries,
@@ -102,21 +94,20 @@ class Session final : public Collectives, public std::enable_shared_from_this<Se
  private:
   std::vector<Closing> OpenAll(const hvd::ResponseList& responses);
   Time ForeignSince(Time now);
+  const char* FinalHook() const { return coordination_ != nullptr ? "SendFinalTensors" : "RecvFinalTensors"; }
   void Guard(const char* hook, const std::function<void()>& body);
-  void NoteJoin(const hvd::ResponseList& responses);
 
   hvd::Controller& controller_;                 // the controller, for the background thread
   const std::weak_ptr<hvd::Controller> alive_;  // the controller, for the application's threads: it may be gone
   std::atomic<bool> retired_{false};            // true once Retire has been called
-  const Rank rank_;
-  const int size_;
   std::atomic<hvd::HorovodGlobalState*> state_{nullptr};
   // `process_set_id_`, `recorder_`, `members_` and `process_set_` are written once, before `state_` is set.
   std::int32_t process_set_id_ = 0;
   std::shared_ptr<recording::Recorder> recorder_;
   std::vector<Rank> members_;
   hvd::ProcessSet* process_set_ = nullptr;
-  std::atomic<unsigned> hooks_run_{0};
+  // True once this rank's hook has run that sends or receives requests, or responses. The handshake checks both.
+  std::atomic<bool> ready_hook_ran_{false}, final_hook_ran_{false};
   Outstanding outstanding_;
   OutstandingWatch foreign_;
   std::atomic<std::uint64_t> cycles_{0};

@@ -26,6 +26,8 @@ static_assert(static_cast<int>(DataType::kUInt8) == hvd::HOROVOD_UINT8 &&
                   static_cast<int>(DataType::kBool) == hvd::HOROVOD_BOOL,
               "the core's data types are Horovod's");
 
+static_assert(Memory::kHost == CPU_DEVICE_ID, "the core's number for the host is Horovod's");
+
 inline hvd::DataType HorovodType(DataType type) { return static_cast<hvd::DataType>(type); }
 
 // A tensor in memory that the application or the bucket owns.

@@ -24,21 +24,15 @@
 
 namespace py = pybind11;
 using namespace horovod_partial;
+using attach::Attached;
 using attach::Session;
 
 namespace {
 
-// One Horovod library of this process. Each call looks up the present session (this rank's state for a process set),
-// because Horovod may have been shut down and initialised again.
-struct LibraryHandle {
-  std::string path;
-
-  operator const std::string&() const { return path; }  // NOLINT(google-explicit-constructor)
-};
-
-// The buckets of an optimizer. Each call looks up the present session. Python's interpreter lock guards the counts.
+// The buckets of an optimizer. Each call looks up the present session (this rank's state for a process set), because
+// Horovod may have been shut down and initialised again. Python's interpreter lock guards the counts.
 struct FamilyHandle {
-  LibraryHandle library;
+  Attached& library;
   py::object process_set;  // Horovod's ProcessSet. A restart changes its number, and a removal sets it to None
   Family names;
   Round disturbed = 0;    // rounds applied to a copy of the model in vain, because the program changed the model
@@ -86,7 +80,7 @@ class DrainedFamily {
  public:
   DrainedFamily(std::shared_ptr<Session> session, Family family, Time since, bool hooks_wait)
       : session_(std::move(session)), family_(std::move(family)), since_(since), hooks_wait_(hooks_wait) {
-    if (session_ != nullptr) draining_.emplace(session_->engine().FindAll(family_));
+    if (session_ != nullptr) draining_.emplace(session_->engine().buckets().FindAll(family_));
   }
   bool IsDue() const {
     if (session_ == nullptr) return false;
@@ -107,7 +101,7 @@ class DrainedFamily {
 std::unique_ptr<DrainedFamily> Drain(const FamilyHandle& family, double waited, bool hooks_wait) {
   const std::int32_t number = family.number();
   py::gil_scoped_release release;
-  const Time since = Now() - std::chrono::duration_cast<Time>(std::chrono::duration<double>(waited));
+  const Time since = Now() - Seconds(waited);
   return std::make_unique<DrainedFamily>(attach::FindSession(family.library, number), family.names, since, hooks_wait);
 }
 
@@ -133,7 +127,8 @@ struct OwnerReference : private NonCopyable {
 void Own(const FamilyHandle& family, const OwnerReference& owner) {
   const std::int32_t number = family.number();
   py::gil_scoped_release release;
-  for (const auto& name : family.names) attach::SessionOf(family.library, number)->engine().Own(name, owner.owner);
+  for (const auto& name : family.names)
+    attach::SessionOf(family.library, number)->engine().buckets().Own(name, owner.owner);
 }
 
 // Returns the micro-batch that this rank may begin next, or nothing. Waits for a micro-batch only if `waits` is set.
@@ -162,7 +157,6 @@ class Handle {
 
   bool Poll() const { return session_->engine().Poll(*bucket_, *operation_); }
   bool Wait(const Drainings& drainings) const {
-    py::gil_scoped_release release;
     return session_->engine().Wait(*bucket_, *operation_, AnyOf(drainings));
   }
   RoundInfo Info() const {
@@ -177,16 +171,14 @@ class Handle {
 };
 
 // Hands a contribution to a bucket. `stream`: the stream on which a device computes the contribution; 0 on the host.
-Handle Submit(const LibraryHandle& library, std::int32_t process_set, const std::string& name,
-              const BucketConfig& config, std::uintptr_t input, std::uintptr_t output, int work,
-              std::uintptr_t stream) {
-  py::gil_scoped_release release;
+Handle Submit(Attached& library, std::int32_t process_set, const std::string& name, const BucketConfig& config,
+              std::uintptr_t input, std::uintptr_t output, int work, std::uintptr_t stream) {
   static char nothing;  // replaces the null address of a tensor without elements; null would mean no tensor
   const auto address = [](std::uintptr_t pointer) {
     return pointer == 0 ? &nothing : reinterpret_cast<void*>(pointer);
   };
   auto session = attach::SessionOf(library, process_set);
-  auto bucket = session->engine().Declare(name, config);
+  auto bucket = session->engine().buckets().Declare(name, config);
   auto ready = attach::StreamOf(config.memory->device(), stream)->Record();
   auto arrived = session->engine().Arrive(bucket, {address(input), address(output), 1, work}, std::move(ready));
   return {std::move(session), std::move(bucket), std::move(arrived)};
@@ -194,11 +186,10 @@ Handle Submit(const LibraryHandle& library, std::int32_t process_set, const std:
 
 // Takes the results that this rank has missed, and returns nothing if it has missed none. `pointer` has room for the
 // whole bucket, on the bucket's device.
-std::optional<Handle> Collect(const LibraryHandle& library, std::int32_t process_set, const std::string& name,
+std::optional<Handle> Collect(Attached& library, std::int32_t process_set, const std::string& name,
                               std::uintptr_t pointer) {
-  py::gil_scoped_release release;
   auto session = attach::FindSession(library, process_set);
-  auto bucket = session == nullptr ? nullptr : session->engine().Find(name);
+  auto bucket = session == nullptr ? nullptr : session->engine().buckets().Find(name);
   if (bucket == nullptr) return std::nullopt;
   auto operation = session->engine().Collect(bucket, reinterpret_cast<void*>(pointer));
   if (operation == nullptr) return std::nullopt;
@@ -208,7 +199,7 @@ std::optional<Handle> Collect(const LibraryHandle& library, std::int32_t process
 // A flush of a process set. Without a session there is nothing to flush, so the flush is over at once.
 class FlushOfSet {
  public:
-  FlushOfSet(const LibraryHandle& library, std::int32_t process_set, std::vector<Family> drained, bool ends)
+  FlushOfSet(Attached& library, std::int32_t process_set, std::vector<Family> drained, bool ends)
       : session_(attach::FindSession(library, process_set)) {
     const auto kind = ends ? Flush::Kind::kEnding : Flush::Kind::kFlushing;
     if (session_ != nullptr) flushing_.emplace(session_->engine(), kind, std::move(drained));
@@ -248,7 +239,7 @@ py::list RanksOf(const heartbeat::Monitor& monitor) {
   return result;
 }
 
-py::dict Statistics(const LibraryHandle& library, std::int32_t process_set) {
+py::dict Statistics(Attached& library, std::int32_t process_set) {
   std::vector<BucketSnapshot> buckets;
   attach::Coordination::Statistics of_coordinator;
   {
@@ -305,7 +296,7 @@ PYBIND11_MODULE(_attach, m) {
 
   const py::call_guard<py::gil_scoped_release> released;
   const py::arg library("library");
-  py::class_<LibraryHandle> horovod(m, "Library");
+  py::class_<Attached, std::unique_ptr<Attached, py::nodelete>> horovod(m, "Library");
   const py::arg process_set("process_set");
   const py::arg name("name");
 
@@ -327,7 +318,7 @@ PYBIND11_MODULE(_attach, m) {
 
   using Names = const Family&;
   py::class_<FamilyHandle>(m, "Family")
-      .def(py::init<LibraryHandle, py::object, Family>(), library, process_set, py::arg("names"))
+      .def(py::init<Attached&, py::object, Family>(), library, process_set, py::arg("names"))
       .def_readonly("names", &FamilyHandle::names)
       .def_readonly("process_set", &FamilyHandle::process_set)
       .def_property_readonly("taken",
@@ -369,11 +360,11 @@ PYBIND11_MODULE(_attach, m) {
 
   py::class_<Handle>(m, "Handle")
       .def("poll", &Handle::Poll)
-      .def("wait", &Handle::Wait, py::arg("drainings"))
+      .def("wait", &Handle::Wait, released, py::arg("drainings"))
       .def("info", &Handle::Info);
 
   py::class_<FlushOfSet>(m, "Flush")
-      .def(py::init<const LibraryHandle&, std::int32_t, std::vector<Family>, bool>(), released, library, process_set,
+      .def(py::init<Attached&, std::int32_t, std::vector<Family>, bool>(), released, library, process_set,
            py::arg("drained"), py::arg("ends"))
       .def("wait", &FlushOfSet::Wait, released, py::arg("drainings"))
       .def_property_readonly("was_needed", &FlushOfSet::WasNeeded)
@@ -409,13 +400,8 @@ PYBIND11_MODULE(_attach, m) {
       .def("ranks", &RanksOf)
       .def_property_readonly("endpoint", &Monitor::endpoint);
 
-  m.def(
-      "attach",
-      [](const std::string& path, bool waits_are_told) {
-        attach::Attach(path, waits_are_told);
-        return LibraryHandle{path};
-      },
-      released, library, py::kw_only(), py::arg("waits_are_told"));
+  m.def("attach", &attach::Attach, released, py::return_value_policy::reference, library, py::kw_only(),
+        py::arg("waits_are_told"));
   m.def("needed_libraries", [](const std::string& path) { return attach::Library(path).Needed(); }, library);
   m.def(
       "set_thresholds",
@@ -434,77 +420,74 @@ PYBIND11_MODULE(_attach, m) {
   horovod
       .def(
           "require_process_set",
-          [](const LibraryHandle& library, std::int32_t process_set) { attach::SessionOf(library, process_set); },
-          released, process_set)
-      .def(
-          "gather", [](const LibraryHandle& library, const std::string& text) { return attach::Gather(library, text); },
-          released, py::arg("text"))
-      .def_property_readonly(
-          "generation",
-          py::cpp_function([](const LibraryHandle& library) { return attach::Generation(library); }, released))
+          [](Attached& library, std::int32_t process_set) { attach::SessionOf(library, process_set); }, released,
+          process_set)
+      .def("gather", &attach::Gather, released, py::arg("text"))
+      .def_property_readonly("generation", py::cpp_function(&attach::Generation, released))
       .def(
           "device_of_buckets",
-          [](const LibraryHandle& library, std::int32_t process_set) {
+          [](Attached& library, std::int32_t process_set) {
             const auto session = attach::FindSession(library, process_set);
             return session == nullptr ? Memory::kHost : session->engine().device();
           },
           released, process_set)
       .def(
           "record",
-          [](const LibraryHandle& library, const std::string& directory, std::size_t most_bytes) {
+          [](Attached& library, const std::string& directory, std::size_t most_bytes) {
             attach::SessionOf(library, 0)->recorder()->Begin(directory, most_bytes);
           },
           released, py::arg("directory"), py::arg("most_bytes"))
       .def(
-          "watch", [](const LibraryHandle& library, bool on) { attach::SessionOf(library, 0)->recorder()->Watch(on); },
-          released, py::arg("on"))
+          "watch", [](Attached& library, bool on) { attach::SessionOf(library, 0)->recorder()->Watch(on); }, released,
+          py::arg("on"))
       .def(
           "record_wait",
-          [](const LibraryHandle& library, std::int64_t begin, std::int64_t end) {
-            if (const auto recorder = attach::LastRecorder(library))
+          [](Attached& library, std::int64_t begin, std::int64_t end) {
+            if (const auto recorder = library.LastRecorder())
               recorder->Waited(std::chrono::nanoseconds(begin), std::chrono::nanoseconds(end), false);
           },
           released, py::arg("begin"), py::arg("end"))
       // Keeps the interpreter's lock: it waits for nobody for long, and another thread would take that lock for longer.
       .def(
           "mark",
-          [](const LibraryHandle& library, std::int64_t iterator, std::int64_t begin, std::int64_t end, bool gives) {
-            if (const auto recorder = attach::LastRecorder(library))
+          [](Attached& library, std::int64_t iterator, std::int64_t begin, std::int64_t end, bool gives) {
+            if (const auto recorder = library.LastRecorder())
               recorder->Marked({iterator, std::chrono::nanoseconds(begin), std::chrono::nanoseconds(end), gives});
           },
           py::arg("iterator"), py::arg("begin"), py::arg("end"), py::arg("gives"))
       .def(
           "end_recording",
-          [](const LibraryHandle& library) {
-            if (const auto recorder = attach::LastRecorder(library)) recorder->End();
+          [](Attached& library) {
+            if (const auto recorder = library.LastRecorder()) recorder->End();
           },
           released)
       // Tells the other ranks why this rank fails. Does nothing if Horovod is down, because then nothing can be sent.
       .def(
           "say_farewell",
-          [](const LibraryHandle& library, const std::string& failure) {
+          [](Attached& library, const std::string& failure) {
             if (const auto session = attach::FindSession(library, 0)) session->engine().SayFarewell(failure);
           },
           released, py::arg("failure"))
       .def("statistics", &Statistics, process_set)
       .def(
           "unsettled_without_owner",
-          [](const LibraryHandle& library, std::int32_t process_set) {
+          [](Attached& library, std::int32_t process_set) {
             const auto session = attach::ReadySession(library, process_set);
-            return session == nullptr ? std::set<std::string>() : session->engine().UnsettledWithoutOwner();
+            return session == nullptr ? std::set<std::string>() : session->engine().buckets().unsettled();
           },
           released, process_set)
-      .def("submit", &Submit, process_set, name, py::arg("config"), py::arg("input"), py::arg("output"),
+      .def("submit", &Submit, released, process_set, name, py::arg("config"), py::arg("input"), py::arg("output"),
            py::arg("work"), py::arg("stream"))
       .def(
           "declare",
-          [](const LibraryHandle& library, std::int32_t process_set, const std::string& name,
-             const BucketConfig& config) { attach::SessionOf(library, process_set)->engine().Declare(name, config); },
+          [](Attached& library, std::int32_t process_set, const std::string& name, const BucketConfig& config) {
+            attach::SessionOf(library, process_set)->engine().buckets().Declare(name, config);
+          },
           released, process_set, name, py::arg("config"))
-      .def("collect", &Collect, process_set, name, py::arg("pointer"))
+      .def("collect", &Collect, released, process_set, name, py::arg("pointer"))
       .def(
           "deliver",
-          [](const LibraryHandle& library, std::int32_t process_set, const std::vector<Family>& families) {
+          [](Attached& library, std::int32_t process_set, const std::vector<Family>& families) {
             if (const auto session = attach::FindSession(library, process_set)) session->engine().Deliver(families);
           },
           released, process_set, py::arg("families"));

@@ -7,8 +7,8 @@
 
 #include <array>
 #include <chrono>
-#include <condition_variable>
 #include <csignal>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <system_error>
@@ -42,34 +42,24 @@ class Stillness : private NonCopyable {
     try {
       std::thread([state = state_] {
         const PyGILState_STATE python = PyGILState_Ensure();
-        std::unique_lock<std::mutex> lock(state->mutex);
-        state->holds = true;
-        state->changed.notify_all();
-        state->changed.wait(lock, [&] { return state->over; });
-        lock.unlock();
+        state->holds.set_value();
+        state->over.get_future().wait();
         PyGILState_Release(python);
       }).detach();
     } catch (const std::system_error&) {  // no more threads: the stacks are read without the interpreter's lock
       return;
     }
-    std::unique_lock<std::mutex> lock(state_->mutex);
-    state_->changed.wait_for(lock, kPatience, [&] { return state_->holds; });
+    state_->holds.get_future().wait_for(kPatience);
   }
-  ~Stillness() {
-    std::lock_guard<std::mutex> lock(state_->mutex);
-    state_->over = true;
-    state_->changed.notify_all();
-  }
+  ~Stillness() { state_->over.set_value(); }
 
  private:
   // The longest wait for the interpreter's lock. A thread that holds it longer runs C code, and keeps its Python stack.
   static constexpr std::chrono::milliseconds kPatience{500};
 
   struct State {
-    std::mutex mutex;  // guards `holds` and `over`
-    std::condition_variable changed;
-    bool holds = false;
-    bool over = false;
+    std::promise<void> holds;  // kept when the helper thread holds the interpreter's lock
+    std::promise<void> over;   // kept when the helper thread must release it
   };
   const std::shared_ptr<State> state_ = std::make_shared<State>();
 };

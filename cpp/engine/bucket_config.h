@@ -7,7 +7,7 @@
 
 #include "core/rounds/bucket.h"
 #include "core/rounds/bucket_spec.h"
-#include "core/rounds/message.h"
+#include "core/rounds/declaration.h"
 
 namespace horovod_partial {
 

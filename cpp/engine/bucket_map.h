@@ -34,7 +34,9 @@ class BucketMap {
   // Removes a bucket from the map. Called with the bucket's lock held.
   void Forget(const SharedBucket& bucket);
 
-  // Sets the owner of a bucket: the Python object that uses it. The bucket need not have been declared.
+  // Sets the owner of a bucket: the Python object, such as an optimizer, for which the bucket exists. The bucket need
+  // not have been declared. When all ranks have destroyed their objects, the ranks forget the bucket and its
+  // statistics. If this rank contributes after its object is gone, the bucket has no owner any more.
   void Own(const std::string& name, const std::shared_ptr<const Owner>& owner);
   void ForgetOwnersThatLeft();
 
@@ -69,6 +71,7 @@ class BucketMap {
     std::lock_guard<std::mutex> lock(mutex_);
     unsettled_.insert(name);
   }
+  // Returns the buckets in which late contributions or missed results were left when their owners were destroyed.
   std::set<std::string> unsettled() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return unsettled_;

@@ -35,8 +35,7 @@ PossibleArrivals::Away Engine::Away(Time now, Time foreign_since) const {
 void Engine::ArriveWhatIsReady() {
   if (surroundings_.awaited == 0) return;
   for (const auto& bucket : buckets_.All()) {
-    Calls calls;
-    std::lock_guard<std::mutex> lock(bucket->mutex);
+    Calls calls(bucket->mutex);
     if (bucket->awaited == nullptr || !bucket->awaited->Ready()) continue;
     bucket->StopAwaiting();
     bucket->ArriveOrFail(calls);
@@ -51,8 +50,7 @@ void Engine::EndIfDeadlocked() {
   if (std::exchange(deadlocks_, deadlocks) == deadlocks) return;
   const std::string why = surroundings_.first_failure->LastDeadlock();
   for (const auto& bucket : buckets_.All()) {
-    Calls calls;
-    std::lock_guard<std::mutex> lock(bucket->mutex);
+    Calls calls(bucket->mutex);
     bucket->Fail(why, calls);
   }
   flush_.Refuse(why);
@@ -164,7 +162,7 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
     // If a closing has an error, it ends no flush, because the coordinator begins that flush again.
     const bool round = closing.error.empty() && !joined;
     if (round && closing.flush_over != Flush::Kind::kNone) flush_over = closing.flush_over;
-    const auto bucket = Find(closing.bucket);
+    const auto bucket = buckets_.Find(closing.bucket);
     if (bucket == nullptr) {
       if (closing.bucket == Farewell::kBucket && !closing.error.empty())
         surroundings_.first_failure->Hear(closing.error);
@@ -175,8 +173,7 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
       LogRefusal(closing.error);
       continue;
     }
-    Calls calls;
-    std::lock_guard<std::mutex> lock(bucket->mutex);
+    Calls calls(bucket->mutex);
     if (!closing.error.empty()) {
       if (bucket->operation == nullptr) LogRefusal(closing.error);
       told = told || bucket->operation != nullptr || flush_.waits_in() != Flush::Kind::kNone;
@@ -235,8 +232,7 @@ void Engine::LogRefusal(const std::string& error) {
 }
 
 void Engine::Finished(const std::shared_ptr<SharedBucket>& bucket, const std::string& error) {
-  Calls calls;
-  std::lock_guard<std::mutex> lock(bucket->mutex);
+  Calls calls(bucket->mutex);
   const bool ends = bucket->core.last().ends;
   std::string failure = error;
   try {
@@ -265,7 +261,7 @@ void Engine::End(SharedBucket& bucket, Calls& calls) {
 }
 
 void Engine::RecordGroups(const std::string& name, int made, std::chrono::nanoseconds setup) {
-  const auto bucket = Find(name);
+  const auto bucket = buckets_.Find(name);
   if (bucket == nullptr) return;
   std::lock_guard<std::mutex> lock(bucket->mutex);
   bucket->statistics.groups_made += made;

@@ -24,8 +24,7 @@ Engine::Engine(Collectives& collectives, Rank rank, int size, Thresholds thresho
 std::shared_ptr<Operation> Engine::Arrive(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Arrival& arrival,
                                           std::shared_ptr<ReadyEvent> ready,
                                           std::function<void(const Operation&)> on_done, const Caller& caller) {
-  Calls calls;
-  std::lock_guard<std::mutex> lock(bucket->mutex);
+  Calls calls(bucket->mutex);
   return ArriveUnderLock(bucket, arrival, std::move(ready), std::move(on_done), caller, calls);
 }
 
@@ -77,9 +76,8 @@ bool Engine::Wait(SharedBucket& bucket, Operation& operation, const IsDue& is_du
 std::shared_ptr<Operation> Engine::Collect(const std::shared_ptr<SharedBucket>& bucket, void* output) {
   auto operation = std::make_shared<Operation>();
   operation->arrival.input = operation->arrival.output = output;
-  Calls calls;
   {
-    std::lock_guard<std::mutex> lock(bucket->mutex);
+    Calls calls(bucket->mutex);
     if (!bucket->poison.empty()) throw EngineError(bucket->poison);
     if (bucket->operation != nullptr || !bucket->core.HasMissed()) return nullptr;
     bucket->operation = operation;
@@ -116,8 +114,7 @@ void Engine::WaitForOutstanding() const {
 
 std::shared_ptr<Operation> Engine::BeginDelivery(const std::shared_ptr<SharedBucket>& bucket,
                                                  std::optional<Round> open) {
-  Calls calls;
-  std::lock_guard<std::mutex> lock(bucket->mutex);
+  Calls calls(bucket->mutex);
   const bool needed = open ? bucket->core.completed() == *open : bucket->core.HasPending();
   return needed ? ArriveUnderLock(bucket, {}, nullptr, nullptr, {}, calls) : nullptr;
 }
@@ -137,11 +134,10 @@ bool Engine::DeliverFamily(const Family& family) {
   const Buckets buckets = buckets_.FindAll(family);
   bool pending = false;
   Round open = kForEver;
-  for (const auto& bucket : buckets) {
-    std::lock_guard<std::mutex> lock(bucket->mutex);
-    pending = pending || bucket->core.HasPending();
-    open = std::min(open, bucket->core.completed());
-  }
+  ForEach(buckets, [&](const SharedBucket& bucket) {
+    pending = pending || bucket.core.HasPending();
+    open = std::min(open, bucket.core.completed());
+  });
   if (pending) DeliverTo(buckets, open);
   return pending;
 }
@@ -162,7 +158,7 @@ Engine::Flushing::Flushing(Engine& engine, Flush::Kind kind, std::vector<Family>
   engine.buckets_.ThrowIfLost();
   engine.flush_.Enter(kind);
   for (const Family& family : families_) {
-    const Buckets found = engine.FindAll(family);
+    const Buckets found = engine.buckets_.FindAll(family);
     buckets_.insert(buckets_.end(), found.begin(), found.end());
   }
   draining_.emplace(buckets_);
@@ -177,11 +173,10 @@ Engine::Flushing::~Flushing() {
 }
 
 void Engine::Flushing::SetInFlush(bool in_flush) const {
-  for (const auto& bucket : buckets_) {
-    std::lock_guard<std::mutex> lock(bucket->mutex);
-    bucket->in_flush = in_flush;
-    bucket->flush_end = kForEver;
-  }
+  ForEach(buckets_, [&](SharedBucket& bucket) {
+    bucket.in_flush = in_flush;
+    bucket.flush_end = kForEver;
+  });
 }
 
 bool Engine::Flushing::Wait(const IsDue& is_due) {
@@ -210,7 +205,7 @@ int Engine::device() const {
 }
 
 int Engine::CatchUp(const std::string& name, int iteration) {
-  const auto bucket = Find(name);
+  const auto bucket = buckets_.Find(name);
   if (bucket == nullptr) return 0;
   std::lock_guard<std::mutex> lock(bucket->mutex);
   return bucket->core.CatchUp(iteration);
@@ -218,12 +213,11 @@ int Engine::CatchUp(const std::string& name, int iteration) {
 
 std::vector<BucketSnapshot> Engine::Snapshot() const {
   std::vector<BucketSnapshot> snapshot;
-  for (const auto& bucket : buckets_.All()) {
-    std::lock_guard<std::mutex> lock(bucket->mutex);
-    const Bucket& core = bucket->core;
-    snapshot.push_back({core.name(), bucket->statistics, core.held_bytes(), core.HasPending(), core.missed_rounds(),
-                        core.completed(), bucket->Unsettled()});
-  }
+  ForEach(buckets_.All(), [&](const SharedBucket& bucket) {
+    const Bucket& core = bucket.core;
+    snapshot.push_back({core.name(), bucket.statistics, core.held_bytes(), core.HasPending(), core.missed_rounds(),
+                        core.completed(), bucket.Unsettled()});
+  });
   return snapshot;
 }
 
@@ -231,8 +225,7 @@ void Engine::Close(const std::string& shut_down) {
   const std::string reason = surroundings_.first_failure->Explain(shut_down);
   buckets_.Close(reason);
   for (const auto& bucket : buckets_.All()) {
-    Calls calls;
-    std::lock_guard<std::mutex> lock(bucket->mutex);
+    Calls calls(bucket->mutex);
     bucket->Fail(reason, calls);
   }
   flush_.Fail(reason);

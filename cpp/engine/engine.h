@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -66,13 +65,6 @@ class Engine {
   Families& families() { return families_; }
   WorkSharing& sharing() { return sharing_; }
 
-  std::shared_ptr<SharedBucket> Declare(const std::string& name, const BucketConfig& config) {
-    return buckets_.Declare(name, config);
-  }
-  // Sets the object, such as an optimizer, for which a bucket exists. The bucket need not be declared yet. When all
-  // ranks have destroyed their objects, the ranks forget the bucket and its statistics. If this rank contributes after
-  // its object is gone, the bucket has no owner any more.
-  void Own(const std::string& name, const std::shared_ptr<const Owner>& owner) { buckets_.Own(name, owner); }
   // Hands over a contribution. If a GPU still computes the contribution, `ready` is the event at its end, and this rank
   // counts as arrived only then. On the host `ready` is null. `on_done` may be called before Arrive returns, but not if
   // Arrive throws. Throws std::invalid_argument if an earlier operation of the bucket is outstanding. Throws
@@ -110,8 +102,6 @@ class Engine {
   // Begins the rounds that the coordinator has closed in this cycle, in order. If a closing has an error, its bucket
   // fails. A joined rank takes part in no round. If this rank submits nothing for a round, Horovod sends zeros for it.
   void Begin(const std::vector<Closing>& closings, bool joined);
-  // Takes the coordinator's decision which micro-batches this rank may begin. It may allow fewer than the one before.
-  void Hear(const std::vector<Grants>& grants) { sharing_.Hear(grants); }
   // Called when a reduction that Collectives::Place submitted is over. `error` is empty if the reduction succeeded.
   void Finished(const std::shared_ptr<SharedBucket>& bucket, const std::string& error);
   // Counts, for a bucket, that `made` communicators of groups of ranks were made, and how long that took (`setup`).
@@ -121,8 +111,8 @@ class Engine {
   [[noreturn]] void ThrowShutDown() const { surroundings_.ThrowShutDown(); }
   // Called when Horovod shuts down or is initialised anew. Waits, later arrivals and later flushes fail with `reason`.
   void Close(const std::string& reason);
-  std::shared_ptr<SharedBucket> Find(const std::string& name) const { return buckets_.Find(name); }
-  Buckets FindAll(const Family& names) const { return buckets_.FindAll(names); }
+  BucketMap& buckets() { return buckets_; }
+  const BucketMap& buckets() const { return buckets_; }
   // Returns the configuration of a bucket, or null if `bucket` is null.
   static std::shared_ptr<const BucketConfig> ConfigOf(const std::shared_ptr<SharedBucket>& bucket);
   // Returns the GPU of some bucket that lies on a GPU. If all buckets lie on the host, returns the host.
@@ -132,8 +122,6 @@ class Engine {
   int CatchUp(const std::string& bucket, int iteration);
   // Returns what this rank knows of each bucket. The buckets are read one after the other, not at one moment.
   std::vector<BucketSnapshot> Snapshot() const;
-  // Returns the buckets in which late contributions or missed results were left when their owners were destroyed.
-  std::set<std::string> UnsettledWithoutOwner() const { return buckets_.unsettled(); }
   Rank rank() const { return surroundings_.rank; }
   int size() const { return surroundings_.size; }
 

@@ -1,7 +1,6 @@
 #include "engine/families.h"
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 #include <memory>
 
@@ -9,16 +8,6 @@
 #include "engine/shared_bucket.h"
 
 namespace horovod_partial {
-namespace {
-
-void ForEach(const Buckets& buckets, const std::function<void(SharedBucket&)>& function) {
-  for (const auto& bucket : buckets) {
-    std::lock_guard<std::mutex> lock(bucket->mutex);
-    function(*bucket);
-  }
-}
-
-}  // namespace
 
 // Returns how many rounds of a family the application must apply as one step: normally 1, and more if results were
 // added up. Returns 0 if no untaken round has ended in every bucket, or if the round comes after the flush in which
@@ -59,8 +48,7 @@ std::optional<int> Families::TakeRound(const Family& family, const std::vector<v
   int gradients = 0;
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     SharedBucket& bucket = *buckets[i];
-    Calls calls;
-    std::lock_guard<std::mutex> lock(bucket.mutex);
+    Calls calls(bucket.mutex);
     // This rank may take the results of a flush even if the bucket has failed since. For example, another rank may have
     // ended and shut Horovod down.
     const bool is_flushed = flush_.bounds() && bucket.flush_end != kForEver;

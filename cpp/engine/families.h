@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "engine/bucket_map.h"

@@ -194,4 +194,11 @@ void SharedBucket::FailAndThrow(const std::exception& error, Calls& calls) {
   throw EngineError(why);
 }
 
+void ForEach(const Buckets& buckets, const std::function<void(SharedBucket&)>& function) {
+  for (const auto& bucket : buckets) {
+    std::lock_guard<std::mutex> lock(bucket->mutex);
+    function(*bucket);
+  }
+}
+
 }  // namespace horovod_partial

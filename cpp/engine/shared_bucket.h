@@ -17,6 +17,7 @@
 #include "core/rounds/work_sharing.h"
 #include "core/values/memory.h"
 #include "engine/bucket_config.h"
+#include "engine/bucket_map.h"
 #include "engine/operation.h"
 #include "engine/possible_arrivals.h"
 #include "engine/surroundings.h"
@@ -26,16 +27,18 @@ namespace horovod_partial {
 // Stands for no limit on rounds: it is larger than the number of any round.
 inline constexpr Round kForEver = std::numeric_limits<Round>::max();
 
-// Functions to be called when a bucket's lock has been released. Declare an object of this class before the lock. Then
-// its destructor runs when the lock has been released, and calls the functions.
+// Holds a bucket's lock. The destructor releases the lock, and then calls the functions that were added meanwhile.
 class Calls : private NonCopyable {
  public:
+  explicit Calls(std::mutex& mutex) : lock_(mutex) {}
   ~Calls() {
+    lock_.unlock();
     for (const auto& call : calls_) call();
   }
   void Add(std::function<void()> call) { calls_.push_back(std::move(call)); }
 
  private:
+  std::unique_lock<std::mutex> lock_;
   std::vector<std::function<void()>> calls_;
 };
 
@@ -126,5 +129,8 @@ struct SharedBucket {
   void Fill(Operation& result, bool late);
   void End(Operation& ended, Calls& calls);
 };
+
+// Calls `function` for each bucket, with the bucket's lock held.
+void ForEach(const Buckets& buckets, const std::function<void(SharedBucket&)>& function);
 
 }  // namespace horovod_partial

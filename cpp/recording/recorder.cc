@@ -304,11 +304,18 @@ void Recorder::Reduced(const Reduction& reduction) {
   if (records_) reductions_.Add(reduction.sequence, reduction.process_set, Micros(reduction.end), reduction.everyone);
 }
 
-void Recorder::Decided(const BucketLabel& bucket, const DecidedRound& round) {
+void Recorder::Decided(const BucketLabel& bucket, const Closing& closing, int quorum, Time time) {
   if (!records_) return;
+  Members missing, delivered;
+  for (std::size_t rank = 0; rank < closing.contributions.size(); ++rank) {
+    const auto& contribution = closing.contributions[rank];
+    if (contribution.fresh) continue;
+    missing.push_back(static_cast<Rank>(rank));
+    if (contribution.gradients > 0) delivered.push_back(static_cast<Rank>(rank));
+  }
   std::lock_guard<std::mutex> lock(mutex_);
-  rounds_.Add(NumberOf(bucket), round.round, Micros(round.time), round.reason, round.quorum, round.gradients,
-              round.missing, round.delivered);
+  rounds_.Add(NumberOf(bucket), closing.round, Micros(time), std::string(NameOf(closing.reason)), quorum,
+              closing.gradients(), missing, delivered);
 }
 
 }  // namespace horovod_partial::recording

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/groups/groups.h"
+#include "core/rounds/message.h"
 #include "core/slowness/step_timer.h"
 #include "core/values/types.h"
 #include "recording/segments.h"
@@ -41,17 +41,6 @@ struct Reduction {
   Time end;
   std::int64_t bytes;
   bool everyone;  // true if all ranks of the process set reduced together
-};
-
-// What a recording says of a round that the coordinator has closed.
-struct DecidedRound {
-  Round round;
-  Time time;
-  std::string reason;
-  int quorum;
-  int gradients;
-  Members missing;
-  Members delivered;
 };
 
 // Notes what one rank does between hvd.init() and hvd.shutdown(). Threads of the application and of Horovod call the
@@ -90,7 +79,8 @@ class Recorder : private NonCopyable {
   // Records that the program has asked for a batch, or that its optimizer has ended a step.
   void Marked(const Mark& mark);
   void Reduced(const Reduction& reduction);
-  void Decided(const BucketLabel& bucket, const DecidedRound& round);
+  // Records that the coordinator has closed a round. `quorum`: how many ranks the policy asks for.
+  void Decided(const BucketLabel& bucket, const Closing& closing, int quorum, Time time);
 
  private:
   // How long threads have run, and how long they have waited for a processor, in nanoseconds.

@@ -67,7 +67,7 @@ class ArriveOp final : public tensorflow::AsyncOpKernel {
     std::vector<std::int64_t> elements;
     for (int i = 1; i <= count; ++i) elements.push_back(context->input(i).NumElements());
     const std::shared_ptr<const attach::Stream> stream = StreamOf(context);
-    const std::shared_ptr<attach::Session> session = attach::SessionOf(LibraryPath(), process_set_);
+    const std::shared_ptr<attach::Session> session = attach::SessionOf(Library(), process_set_);
     absl::Status status = Check(session->engine(), stream->device());
     if (!status.ok()) return status;
     const auto tensors = std::make_shared<PackedTensors>(stream, type_, elements);
@@ -80,7 +80,7 @@ class ArriveOp final : public tensorflow::AsyncOpKernel {
     // In eager code TensorFlow calls this kernel in the application's thread. The thread sleeps until `done` is called.
     const Caller caller{graph_ ? Caller::Kind::kGraph : Caller::Kind::kBlockedThread, context->step_id()};
     const int work = context->input(count + 1).scalar<int>()();
-    const auto handle = session->engine().Declare(bucket_, config);
+    const auto handle = session->engine().buckets().Declare(bucket_, config);
     session->engine().Arrive(
         handle, {tensors->source(), tensors->target(), 1, work}, stream->Record(),
         [context, done, count, tensors](const Operation& operation) {

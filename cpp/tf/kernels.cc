@@ -6,14 +6,14 @@
 #include <mutex>
 #include <stdexcept>
 
-#include "engine/engine.h"
+#include "attach/attachment.h"
 
 namespace horovod_partial::tf {
 namespace {
 
 // What Python has set. The application's threads set the refusal, and TensorFlow's threads read it.
 struct Settings {
-  std::string library;
+  attach::Attached* library = nullptr;
   std::mutex mutex;     // guards `refusal`
   std::string refusal;  // why tensors on GPUs are refused
 };
@@ -44,7 +44,7 @@ absl::Status AsStatus(const std::function<absl::Status()>& body) {
   }
 }
 
-const std::string& LibraryPath() { return OfProcess().library; }
+attach::Attached& Library() { return *OfProcess().library; }
 
 std::string GpuRefusal() {
   std::lock_guard<std::mutex> lock(OfProcess().mutex);
@@ -56,7 +56,10 @@ std::string GpuRefusal() {
 // Marks functions that horovod_partial/tensorflow/graph.py calls.
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-EXPORTED void horovod_partial_set_library(const char* path) { horovod_partial::tf::OfProcess().library = path; }
+// Python has attached this process to the library.
+EXPORTED void horovod_partial_set_library(const char* path) {
+  horovod_partial::tf::OfProcess().library = &horovod_partial::attach::Attach(path, false);
+}
 
 EXPORTED bool horovod_partial_has_gpu_kernels() { return horovod_partial::tf::kHasGpuKernels; }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "attach/attached.h"
 #include "attach/device.h"
 
 namespace horovod_partial::tf {
@@ -34,8 +35,8 @@ inline constexpr bool kHasGpuKernels = false;
 // Returns what `body` returns, or a status for the exception that it throws.
 absl::Status AsStatus(const std::function<absl::Status()>& body);
 
-// Returns the path of TensorFlow's Horovod library. Python sets the path once, when it loads the operations.
-const std::string& LibraryPath();
+// Returns TensorFlow's Horovod library. Python names the library once, when it loads the operations.
+attach::Attached& Library();
 
 // Returns why tensors on GPUs are refused, or an empty text if they are accepted.
 std::string GpuRefusal();

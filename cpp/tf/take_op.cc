@@ -63,7 +63,7 @@ class TakeRoundOp final : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context, context->allocate_output(first, TensorShape({}), &gradients));
     gradients->scalar<std::int32_t>()() = 0;
     try {
-      const auto session = attach::FindSession(LibraryPath(), process_set_);
+      const auto session = attach::FindSession(Library(), process_set_);
       if (session == nullptr) return;
       const auto stream = StreamOf(context);
       CheckDevices(*session, stream->device());
@@ -84,7 +84,7 @@ class TakeRoundOp final : public tensorflow::OpKernel {
   // Throws if TensorFlow has placed this kernel on another device than the arrivals.
   void CheckDevices(attach::Session& session, int device) const {
     for (const std::string& name : buckets_) {
-      const auto config = Engine::ConfigOf(session.engine().Find(name));
+      const auto config = Engine::ConfigOf(session.engine().buckets().Find(name));
       if (config != nullptr && config->memory->device() != device)
         throw std::invalid_argument("rank " + std::to_string(session.engine().rank()) + ": the gradients of " + name +
                                     " lie on " + NameOf(config->memory->device()) + ", and are taken on " +
@@ -123,7 +123,7 @@ class HasRoundOp final : public tensorflow::OpKernel {
   void Compute(OpKernelContext* context) override {
     Tensor* output = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &output));
-    const auto session = attach::FindSession(LibraryPath(), process_set_);
+    const auto session = attach::FindSession(Library(), process_set_);
     output->scalar<bool>()() = session != nullptr && session->engine().families().HasRound(buckets_);
   }
 

@@ -106,7 +106,7 @@ class RanksTest : public testing::Test, protected FakeJob {
   }
 
   bool Runs(Rank rank) {
-    const auto handle = EngineOf(rank).Find(BucketName(0));
+    const auto handle = EngineOf(rank).buckets().Find(BucketName(0));
     std::lock_guard<std::mutex> lock(handle->mutex);
     return handle->core.state() == Bucket::State::kRunning;
   }
@@ -157,7 +157,7 @@ class SharingRanksTest : public RanksTest {
       const Floats sum(kElements, static_cast<float>(in_open));
       for (auto& [name, tensor] : {std::pair<const char*, Tensor&>("other", other), {"keeper", keeper}}) {
         tensor.Set(sum);
-        engine.Arrive(engine.Find(name), {tensor.data(), tensor.data(), 1});
+        engine.Arrive(engine.buckets().Find(name), {tensor.data(), tensor.data(), 1});
       }
     }
     // Until so many updates have been made, or so many micro-batches here.
@@ -184,7 +184,7 @@ class SharingRanksTest : public RanksTest {
       for (const bool grants : {true, false}) {
         BucketConfig config = SharedConfig(kRanks, kEach, grants);
         config.memory = &memory;
-        EngineOf(rank).Declare(grants ? "keeper" : "other", config);
+        EngineOf(rank).buckets().Declare(grants ? "keeper" : "other", config);
       }
       trainings_.push_back(std::make_unique<Training>(Training{EngineOf(rank), Tensor(memory), Tensor(memory)}));
     }
@@ -463,7 +463,7 @@ TEST_F(RanksTest, RanksThatDisagreeGetTheSameErrorAndTheNameIsFreeAgain) {
   std::vector<Floats> values(3, Floats(kElements));
   const auto arrive = [&](Rank rank, int quorum) {
     float* data = values[static_cast<std::size_t>(rank)].data();
-    const auto handle = EngineOf(rank).Declare("disputed", Config(quorum));
+    const auto handle = EngineOf(rank).buckets().Declare("disputed", Config(quorum));
     return std::pair(handle, EngineOf(rank).Arrive(handle, {data, data, 1}));
   };
   auto arrivals = std::vector{arrive(0, 1), arrive(1, 1), arrive(2, 2)};
@@ -475,7 +475,7 @@ TEST_F(RanksTest, RanksThatDisagreeGetTheSameErrorAndTheNameIsFreeAgain) {
   const auto names_both = AllOf(HasSubstr("rank 0 asked for Quorum(1)"), HasSubstr("rank 2 asked for Quorum(2)"));
   for (const Rank rank : {0, 1, 2}) {
     EXPECT_THAT([&] { wait(rank); }, ThrowsMessage<EngineError>(names_both));
-    EXPECT_EQ(EngineOf(rank).Find("disputed"), nullptr);
+    EXPECT_EQ(EngineOf(rank).buckets().Find("disputed"), nullptr);
   }
   arrivals = {arrive(0, 2), arrive(1, 2), arrive(2, 2)};
   Cycle();
@@ -503,8 +503,8 @@ TEST_F(RanksTest, ANameThatIsInUseIsRefused) {
 
 TEST_F(RanksTest, ANameKeepsWhatItWasDeclaredWith) {
   Start(2, {Config(1)});
-  EngineOf(0).Declare("name", Config(1));
-  EXPECT_NO_THROW(EngineOf(0).Declare("name", Config(1)));
+  EngineOf(0).buckets().Declare("name", Config(1));
+  EXPECT_NO_THROW(EngineOf(0).buckets().Declare("name", Config(1)));
   std::vector<BucketConfig> others(3, Config(1));
   others[0].shape = {6};
   others[1].shape = {5, 1};
@@ -514,7 +514,7 @@ TEST_F(RanksTest, ANameKeepsWhatItWasDeclaredWith) {
     others.back().spec = std::move(spec);
   }
   for (const BucketConfig& other : others)
-    EXPECT_THAT([&] { EngineOf(0).Declare("name", other); },
+    EXPECT_THAT([&] { EngineOf(0).buckets().Declare("name", other); },
                 ThrowsMessage<std::invalid_argument>(HasSubstr("is bound to another")))
         << &other - others.data();
 }
@@ -523,10 +523,10 @@ TEST_F(RanksTest, MoreElementsThanHorovodCountsAreRefused) {
   Start(2, {Config(1)});
   BucketConfig config = Config(1);
   config.shape = {(1LL << 31) - 1};
-  EXPECT_NO_THROW(EngineOf(0).Declare("fits", config));
+  EXPECT_NO_THROW(EngineOf(0).buckets().Declare("fits", config));
   for (const std::vector<std::int64_t>& shape : {std::vector<std::int64_t>{1LL << 31}, {1LL << 16, 1LL << 16, 2}}) {
     config.shape = shape;
-    EXPECT_THAT([&] { EngineOf(0).Declare("too large", config); },
+    EXPECT_THAT([&] { EngineOf(0).buckets().Declare("too large", config); },
                 ThrowsMessage<std::invalid_argument>(
                     AllOf(HasSubstr("rank 0"), HasSubstr("too large has"), HasSubstr("up to 2147483647"))));
   }
@@ -570,7 +570,8 @@ TEST_F(RanksTest, AClosedGenerationEndsEveryWaitAndTakesNothingNew) {
   EngineOf(0).Close("a new generation");
   waiting.get();
   EXPECT_THAT([&] { At(0).Arrive(0); }, ThrowsMessage<EngineError>("a new generation"));
-  EXPECT_THAT([&] { EngineOf(0).Declare("another", Config(1)); }, ThrowsMessage<EngineError>("a new generation"));
+  EXPECT_THAT([&] { EngineOf(0).buckets().Declare("another", Config(1)); },
+              ThrowsMessage<EngineError>("a new generation"));
 }
 
 TEST_F(RanksTest, AFlushDoesNotWaitForARankThatHasUsedNoBucket) {
@@ -614,7 +615,7 @@ class FamilyTest : public RanksTest {
     Cycle();
   }
   Round CompletedOf(Rank rank, int bucket) {
-    const auto handle = EngineOf(rank).Find(BucketName(bucket));
+    const auto handle = EngineOf(rank).buckets().Find(BucketName(bucket));
     std::lock_guard<std::mutex> lock(handle->mutex);
     return handle->core.completed();
   }
@@ -651,7 +652,7 @@ TEST_F(FamilyTest, ARankThatJoinsBeforeItsFirstStepIsInTheFlushAfterIt) {
   Start(3, {Config(1, Missed::kReplay), Config(1, Missed::kReplay)});
   BucketConfig config = Config(1, Missed::kReplay);
   config.memory = &horovod().memory(2);
-  for (const int bucket : {0, 1}) EngineOf(2).Declare(BucketName(bucket), config);
+  for (const int bucket : {0, 1}) EngineOf(2).buckets().Declare(BucketName(bucket), config);
   horovod().Join(2);
   for (int step = 0; step < 2; ++step) {
     for (const Rank rank : {0, 1})
@@ -734,7 +735,7 @@ TEST_F(FamilyTest, ADeliveryLeavesTheMembersTogether) {
   EXPECT_EQ(CompletedOf(1, 0), 2);
   EXPECT_EQ(CompletedOf(1, 1), 1);
   CycleUntilDone(Begin([&] { EngineOf(1).Deliver({family_}); }));
-  EXPECT_FALSE(HasPending(*EngineOf(1).Find(BucketName(0))));
+  EXPECT_FALSE(HasPending(*EngineOf(1).buckets().Find(BucketName(0))));
   EXPECT_EQ(CompletedOf(1, 0), CompletedOf(1, 1));
 }
 
@@ -762,12 +763,12 @@ class EndsTest : public RanksTest {
     Start(size, configs, std::move(settings));
     for (Rank rank = 0; rank < size; ++rank) {
       owners_.push_back(std::make_shared<Owner>());
-      for (int bucket = 0; bucket < buckets; ++bucket) EngineOf(rank).Own(BucketName(bucket), owners_.back());
+      for (int bucket = 0; bucket < buckets; ++bucket) EngineOf(rank).buckets().Own(BucketName(bucket), owners_.back());
     }
     RunRoundZero();
   }
   void Leave(Rank rank) { owners_[static_cast<std::size_t>(rank)]->Leave(); }
-  bool Knows(Rank rank, int bucket) { return EngineOf(rank).Find(BucketName(bucket)) != nullptr; }
+  bool Knows(Rank rank, int bucket) { return EngineOf(rank).buckets().Find(BucketName(bucket)) != nullptr; }
   void LeaveAndCycle(Rank rank) {
     Leave(rank);
     Cycle();
@@ -817,7 +818,7 @@ TEST_F(EndsTest, ARankThatKeepsItsOwnerGoesOnAndTheOthersKeepNoResults) {
   Leave(1);
   for (int step = 0; step < 3; ++step) Step(0);
   Cycle();
-  const std::shared_ptr<SharedBucket> retired = EngineOf(1).Find(BucketName(0));
+  const std::shared_ptr<SharedBucket> retired = EngineOf(1).buckets().Find(BucketName(0));
   ASSERT_NE(retired, nullptr);
   EXPECT_EQ(retired->core.missed_rounds(), 0);
   LeaveAndCycle(0);
@@ -829,7 +830,7 @@ TEST_F(EndsTest, ALaterOwnerOfTheSameNameIsNotMistakenForTheOneThatLeft) {
   AllLeave();
   ASSERT_FALSE(Knows(0, 0));
   const auto owner = std::make_shared<Owner>();
-  for (const Rank rank : {0, 1}) EngineOf(rank).Own(BucketName(0), owner);
+  for (const Rank rank : {0, 1}) EngineOf(rank).buckets().Own(BucketName(0), owner);
   RunRoundZero();
   EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kFirst);
   LeaveAndCycle(0);
@@ -934,7 +935,7 @@ TEST_F(EndsTest, AnArrivalAtABucketThatHasEndedBeginsANewOneAndADeliveryDoesNot)
   EXPECT_FALSE(Knows(1, 0));
   RunRoundZero();  // with the handles that the applications have kept
   EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kFirst);
-  EXPECT_EQ(EngineOf(0).Find(BucketName(0)), At(0).At(0).handle);
+  EXPECT_EQ(EngineOf(0).buckets().Find(BucketName(0)), At(0).At(0).handle);
 }
 
 TEST_F(EndsTest, JoinedRanksForgetItToo) {
@@ -964,7 +965,7 @@ TEST_F(EndsTest, AFlushThatWaitsIsReleasedWhenTheLastBucketEnds) {
 TEST_F(EndsTest, AFlushOfOtherBucketsGoesOn) {
   StartOwned(2, {Config(1), Config(1)});
   const auto stays = std::make_shared<Owner>();
-  for (const Rank rank : {0, 1}) EngineOf(rank).Own(BucketName(1), stays);
+  for (const Rank rank : {0, 1}) EngineOf(rank).buckets().Own(BucketName(1), stays);
   auto flush = BeginFlushes({0});
   while (!EngineOf(0).WantsCycle(Now(), kNever)) std::this_thread::yield();
   AllLeave();
@@ -987,7 +988,7 @@ TEST_F(EndsTest, AModelThatIsKeptGoesWithItsRank) {
 TEST_F(EndsTest, OwnersOfBucketsThatWereNeverUsedLeaveNothing) {
   StartOwned(2, {Config(1)});
   const auto owner = std::make_shared<Owner>();
-  EngineOf(0).Own("never", owner);
+  EngineOf(0).buckets().Own("never", owner);
   EXPECT_EQ(owner.use_count(), 2);
   owner->Leave();
   Cycle();
@@ -1030,11 +1031,12 @@ class GroupsTest : public RanksTest {
   // Rank 0 waits, and rank 2 has come with another policy.
   std::shared_ptr<Operation> Disagree() {
     ArriveTogether({0});
-    const auto handle = EngineOf(2).Declare(BucketName(0), ReadyConfig(3));
+    const auto handle = EngineOf(2).buckets().Declare(BucketName(0), ReadyConfig(3));
     auto operation = EngineOf(2).Arrive(handle, {model_.data(), model_.data(), 1});
     for (int i = 0; i < 5; ++i) Cycle();
     EXPECT_TRUE(EngineOf(2).Poll(*handle, *operation));
-    for (const Rank rank : {0, 1, 2}) EXPECT_EQ(EngineOf(rank).Find(BucketName(0)), nullptr) << "the name is free";
+    for (const Rank rank : {0, 1, 2})
+      EXPECT_EQ(EngineOf(rank).buckets().Find(BucketName(0)), nullptr) << "the name is free";
     return operation;
   }
 
@@ -1154,7 +1156,7 @@ class OneEngineTest : public testing::Test {
   static constexpr Engine::Thresholds kThresholds{10ms, 100ms, 1000h};
 
   std::shared_ptr<Operation> Arrive() {
-    handle_ = engine_.Declare("bucket", Config(1));
+    handle_ = engine_.buckets().Declare("bucket", Config(1));
     return engine_.Arrive(handle_, {values_.data(), values_.data(), 1});
   }
   Report ReportAt(Time now, Time foreign_since = kNever) { return engine_.BuildReport(now, foreign_since, false); }
@@ -1235,7 +1237,7 @@ TEST_F(OneEngineTest, AnExceptionWhileArrivingFailsTheBucket) {
   Tensor values(devices_[0]);
   BucketConfig config = Config(1);
   config.memory = &devices_[0];
-  handle_ = engine_.Declare("bucket", config);
+  handle_ = engine_.buckets().Declare("bucket", config);
   const auto arrive = [&] { return engine_.Arrive(handle_, {values.data(), values.data(), 1}); };
   arrive();
   ReportAt(Now());
@@ -1368,7 +1370,7 @@ TEST_F(OneEngineTest, AFlushWhoseRoundsRunIsNoWait) {
 // The coordinator begins a flush anew whose last round it has refused; an error does not travel with a flush's end.
 TEST_F(OneEngineTest, ARefusedRoundEndsNoFlush) {
   RunRoundZero();
-  engine_.Declare("other", Config(1));
+  engine_.buckets().Declare("other", Config(1));
   auto flush = std::async(std::launch::async, [&] { WaitForFlush(engine_); });
   AwaitFlush();
   Refuse("other", Report::Flush::kFlushing);
@@ -1415,7 +1417,7 @@ TEST_F(OneEngineTest, ADeadlockOfAllProcessSetsEndsItsWaits) {
   const auto heard = std::make_shared<FirstFailure>();
   Engine other(transport_, 0, 2, kThresholds, arrivals_, heard);
   Engine everybody(transport_, 0, 2, kThresholds, arrivals_, heard);
-  const auto bucket = other.Declare("bucket", Config(1));
+  const auto bucket = other.buckets().Declare("bucket", Config(1));
   auto waiting = std::async(std::launch::async, [&] {
     const auto operation = other.Arrive(bucket, {values_.data(), values_.data(), 1});
     other.Wait(*bucket, *operation);
@@ -1504,7 +1506,7 @@ TEST_F(OneEngineTest, ARoundThatRunsIsReportedAndWhatCameMeanwhileWantsACycle) {
 class ToldTest : public OneEngineTest {
  protected:
   std::shared_ptr<Operation> ArriveAndBeTold() {
-    handle_ = engine_.Declare("bucket", Config(1));
+    handle_ = engine_.buckets().Declare("bucket", Config(1));
     return engine_.Arrive(handle_, {values_.data(), values_.data(), 1}, nullptr, [this](const Operation& operation) {
       ++told_;
       EXPECT_TRUE(operation.done);
@@ -1572,7 +1574,7 @@ class ReadyGroupsTest : public OneEngineTest {
  protected:
   // Round 0 is over; returns the arrival after that.
   std::shared_ptr<Operation> ArriveAfterRoundZero() {
-    handle_ = engine_.Declare("bucket", ReadyConfig(2));
+    handle_ = engine_.buckets().Declare("bucket", ReadyConfig(2));
     engine_.Arrive(handle_, {values_.data(), values_.data(), 1});
     ReportAt(Now());
     RunRound(true, 1);

@@ -41,7 +41,7 @@ class LedgerPeer {
     }
     return told;
   }
-  static int Free(const Ledger& ledger) { return ledger.Free(); }
+  static int Free(const Ledger& ledger) { return ledger.free_; }
   static bool WasAway(const Ledger& ledger, std::size_t rank) { return ledger.ranks_[rank].was_away; }
   static bool IsKnownToBeSlow(const Ledger& ledger, std::size_t rank) { return ledger.ranks_[rank].pace > Time(1); }
   static const MicroBatches& Granted(const Ledger& ledger, std::size_t rank) { return ledger.ranks_[rank].granted; }

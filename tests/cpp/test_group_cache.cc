@@ -19,8 +19,7 @@ TEST(GroupCacheTest, TheLeastRecentlyUsedMakesWay) {
   cache.Use({0, 2});
   cache.Use({0, 1});
   EXPECT_THAT(cache.Use({0, 3}), ElementsAre(Members{0, 2}));
-  EXPECT_TRUE(cache.Contains({0, 1}));
-  EXPECT_FALSE(cache.Contains({0, 2}));
+  EXPECT_THAT(cache.Use({0, 1}), IsEmpty()) << "it has stayed";
 }
 
 TEST(GroupCacheTest, EachRankHasRoomOfItsOwn) {
@@ -28,9 +27,7 @@ TEST(GroupCacheTest, EachRankHasRoomOfItsOwn) {
   EXPECT_THAT(cache.Use({0, 1}), IsEmpty());
   EXPECT_THAT(cache.Use({2, 3}), IsEmpty());
   EXPECT_THAT(cache.Use({4, 5}), IsEmpty());
-  EXPECT_EQ(cache.size(), 3u);
   EXPECT_THAT(cache.Use({2, 4}), ElementsAre(Members{2, 3}, Members{4, 5})) << "one for each of its members";
-  EXPECT_EQ(cache.size(), 2u);
 }
 
 // Said in the plainest words: a list, the least recently used first.
@@ -59,7 +56,6 @@ class Model {
     return static_cast<std::size_t>(
         std::count_if(used_.begin(), used_.end(), [&](const Members& group) { return Has(group, rank); }));
   }
-  const std::vector<Members>& used() const { return used_; }
   int size() const { return size_; }
 
  private:
@@ -89,10 +85,6 @@ TEST(GroupCacheTest, DoesAsItsModel) {
       const auto evicted = cache.Use(group);
       ASSERT_EQ(evicted, model.Use(group));
       ASSERT_EQ(other_rank.Use(group), evicted) << "the same on every rank";
-      ASSERT_EQ(cache.size(), model.used().size());
-      ASSERT_TRUE(cache.Contains(group));
-      for (const Members& gone : evicted) ASSERT_FALSE(cache.Contains(gone));
-      for (const Members& there : model.used()) ASSERT_TRUE(cache.Contains(there));
       for (Rank rank = 0; rank < size; ++rank) ASSERT_LE(model.LoadOf(rank), capacity);
     }
   }

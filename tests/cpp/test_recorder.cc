@@ -143,7 +143,10 @@ TEST_F(RecorderTest, WritesEachTable) {
   recorder_.Handed(begin + 1ms);
   recorder_.Reduced({11, 0, &names, begin + 4ms, begin + 5ms, 800, true});
   recorder_.Reduced({12, 0, nullptr, begin + 5ms, begin + 6ms, 4096, false});
-  recorder_.Decided(Label(), {7, begin, "quorum", 1, 5, {0, 3}, {3}});
+  Closing closing;
+  closing.round = 7;
+  closing.contributions = {{}, {3, true}, {1, true}, {1}};
+  recorder_.Decided(Label(), closing, 1, begin);
   recorder_.End();
   EXPECT_FALSE(recorder_.on());
   EXPECT_THAT(

@@ -333,7 +333,7 @@ TEST_F(InvariantsTest, InvariantI5FullRoundsAreTheTransports) {
     std::vector<std::shared_ptr<SharedBucket>> handles;
     for (Rank rank = 0; rank < 3; ++rank) {
       const auto r = static_cast<std::size_t>(rank);
-      handles.push_back(horovod.engine(rank).Declare("bucket", Config(3)));
+      handles.push_back(horovod.engine(rank).buckets().Declare("bucket", Config(3)));
       horovod.engine(rank).Arrive(handles.back(), {inputs[r].data(), outputs[r].data(), 1});
     }
     horovod.Cycle(random, [] {});

@@ -1,14 +1,22 @@
-#include "attach/cuda/memory.h"
+// Memory and streams of CUDA devices, and events of these streams. Compiled only if Horovod has CUDA.
+#include "core/values/memory.h"
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <stdexcept>
 #include <string>
 
 #include "attach/cuda/kernels.h"
+#include "attach/device.h"
+#include "core/values/types.h"
 
 namespace horovod_partial::attach {
 namespace {
@@ -208,13 +216,41 @@ Kind& OneOfEach(int device) {
   return *memory;
 }
 
-CudaMemory& CudaMemoryAt(int device) { return OneOfEach<CudaMemory>(device); }
+// An event that comes when all work that is queued on `stream` now is done.
+class CudaReadyEvent final : public ReadyEvent, private NonCopyable {
+ public:
+  CudaReadyEvent(CUcontext context, cudaStream_t stream) : context_(context) {
+    const ContextGuard guard(context_);
+    Check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+    if (const cudaError_t error = cudaEventRecord(event_, stream); error != cudaSuccess) {
+      cudaEventDestroy(event_);
+      Check(error);
+    }
+  }
+  ~CudaReadyEvent() override {
+    GiveBack(context_, [&] { cudaEventDestroy(event_); });
+  }
+
+  // Returns true after an error on the device, too. The event will not come then, and the reduction reports the error.
+  bool Ready() const override {
+    const ContextGuard guard(context_);
+    const bool ready = cudaEventQuery(event_) != cudaErrorNotReady;
+    cudaGetLastError();  // clears "not ready", which else stays this thread's last error
+    return ready;
+  }
+
+ private:
+  const CUcontext context_;
+  cudaEvent_t event_{};
+};
 
 // A stream that a framework uses on a CUDA device.
 class CudaStream final : public Stream {
  public:
   CudaStream(int device, std::uintptr_t handle)
-      : device_(device), handle_(handle), context_(CudaMemoryAt(device).context()) {}
+      : device_(device),
+        stream_(reinterpret_cast<cudaStream_t>(handle)),
+        context_(OneOfEach<CudaMemory>(device).context()) {}
 
   int device() const override { return device_; }
   void Copy(void* target, const void* source, std::size_t bytes) const override {
@@ -223,56 +259,38 @@ class CudaStream final : public Stream {
   void Zero(void* data, std::size_t bytes) const override {
     Run([&](cudaStream_t stream) { return cudaMemsetAsync(data, 0, bytes, stream); });
   }
-  std::shared_ptr<ReadyEvent> Record() const override { return std::make_shared<CudaReadyEvent>(device_, handle_); }
+  std::shared_ptr<ReadyEvent> Record() const override { return std::make_shared<CudaReadyEvent>(context_, stream_); }
   void Synchronize() const override { Run(cudaStreamSynchronize); }
 
  private:
   template <class Operation>
   void Run(const Operation& operation) const {
     const ContextGuard guard(context_);
-    Check(operation(reinterpret_cast<cudaStream_t>(handle_)));
+    Check(operation(stream_));
   }
 
   const int device_;
-  const std::uintptr_t handle_;
+  const cudaStream_t stream_;
   const CUcontext context_;
 };
 
 }  // namespace
 
-int CudaDevices() {
+// The memory of a device is never destroyed.
+Memory& MemoryOf(int device) { return device == Memory::kHost ? Memory::Host() : OneOfEach<CudaMemory>(device); }
+
+Memory& SpareMemoryOf(int device) { return device == Memory::kHost ? Memory::Host() : OneOfEach<PinnedMemory>(device); }
+
+// Makes no CUDA context.
+int DefaultDevice(int local_rank) {
   int count = 0;
   Check(cudaGetDeviceCount(&count));
-  return count;
+  return local_rank % count;
 }
 
-Memory& CudaMemoryOf(int device) { return CudaMemoryAt(device); }
-
-Memory& PinnedMemoryOf(int device) { return OneOfEach<PinnedMemory>(device); }
-
-std::unique_ptr<Stream> CudaStreamOf(int device, std::uintptr_t handle) {
+std::unique_ptr<Stream> StreamOf(int device, std::uintptr_t handle) {
+  if (device == Memory::kHost) return std::make_unique<HostStream>();
   return std::make_unique<CudaStream>(device, handle);
-}
-
-CudaReadyEvent::CudaReadyEvent(int device, std::uintptr_t stream) : context_(CudaMemoryAt(device).context()) {
-  const ContextGuard guard(context_);
-  Check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
-  if (const cudaError_t error = cudaEventRecord(event_, reinterpret_cast<cudaStream_t>(stream)); error != cudaSuccess) {
-    cudaEventDestroy(event_);
-    Check(error);
-  }
-}
-
-CudaReadyEvent::~CudaReadyEvent() {
-  GiveBack(context_, [&] { cudaEventDestroy(event_); });
-}
-
-// Returns true after an error on the device, too. The event will not come then, and the reduction reports the error.
-bool CudaReadyEvent::Ready() const {
-  const ContextGuard guard(context_);
-  const bool ready = cudaEventQuery(event_) != cudaErrorNotReady;
-  cudaGetLastError();  // clears "not ready", which else stays this thread's last error
-  return ready;
 }
 
 }  // namespace horovod_partial::attach

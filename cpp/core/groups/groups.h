@@ -37,8 +37,6 @@ class GroupCache {
   // Marks a group of ranks as used. Returns the groups that must make room for it. The caller must free the
   // communicators of these groups before it makes a communicator for `group`.
   std::vector<Members> Use(const Members& group);
-  bool Contains(const Members& group) const { return at_.count(group) > 0; }
-  std::size_t size() const { return order_.size(); }
 
  private:
   const std::size_t capacity_;

@@ -6,7 +6,6 @@
 #include <deque>
 #include <string>
 #include <tuple>
-#include <vector>
 
 #include "core/groups/schedule.h"
 #include "core/values/fields.h"

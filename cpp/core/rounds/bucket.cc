@@ -25,12 +25,6 @@ void Bucket::AddPending(const Arrival& arrival) {
   incoming_gradients_ += arrival.gradients;
 }
 
-void Bucket::Keep(const void* model) {
-  incoming_.Reserve(bytes(), memory());
-  memory().Copy(incoming_.data(), model, bytes());
-  incoming_gradients_ = 1;
-}
-
 void Bucket::ForgetCleared() {
   if (std::exchange(cleared_, false)) outgoing_gradients_ = 0;
 }
@@ -39,7 +33,11 @@ Bucket::Arrived Bucket::Arrive(const Arrival& arrival) {
   if (held_ || state_ == State::kArrived || (state_ == State::kRunning && on_time_)) return Arrived::kBusy;
   if (state_ == State::kRunning && last_.ends) return Arrived::kWaiting;
   only_delivers_ = arrival.input == nullptr;
-  if (options_.late == Late::kKeep && !only_delivers_) Keep(arrival.input);
+  if (options_.late == Late::kKeep && !only_delivers_) {  // keeps the model
+    incoming_.Reserve(bytes(), memory());
+    memory().Copy(incoming_.data(), arrival.input, bytes());
+    incoming_gradients_ = 1;
+  }
   if (state_ == State::kRunning || (HasMissed() && !only_delivers_)) {
     AddPending(arrival);
     ++incoming_late_;
@@ -80,7 +78,7 @@ bool Bucket::TakeMissed(void* output) {
     // WAGMA-SGD, Algorithm 2: the missed sum of models contains an older model of this rank, or none. The newer model
     // is added as one more.
     memory().Add(options_.type, output, own.data(), options_.elements);
-    memory().Scale(options_.type, output, options_.elements, 1.0 / (missed_gradients_ + 1));
+    memory().Scale(options_.type, output, options_.elements, 1.0 / (result.gradients + 1));
   }
   missed_.Recycle(std::move(result.sum));
   return finite;
@@ -242,7 +240,6 @@ bool Bucket::Finish() {
   const bool empty = std::exchange(discard_result_, false) || members_gradients_ == 0;
   if (left_out) return false;
   if (!empty) {
-    missed_gradients_ = members_gradients_;
     missed_.Push(late_result, members_gradients_, options_.type, options_.elements);
   } else if (replays) {
     missed_.PushEmpty();

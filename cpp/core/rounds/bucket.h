@@ -153,7 +153,6 @@ class Bucket {
 
  private:
   void AddPending(const Arrival& arrival);
-  void Keep(const void* model);
   void Weigh(Rank rank);
   void ForgetCleared();
 
@@ -178,7 +177,6 @@ class Bucket {
   int held_gradients_ = 0;     // the number of gradients in the untaken result of the arrival
   Round lost_ = 0;             // with kReplay: the number of rounds that were forgotten, or ended during a join
   int members_gradients_ = 0;  // while a round runs: the number of gradients in the sum that this rank gets
-  int missed_gradients_ = 0;   // for models: the number of models in the missed result
   int incoming_late_ = 0;      // for models: the number of late arrivals that no report has announced
   int outgoing_late_ = 0;      // for models: the number of late arrivals that were announced but are in no round
   int iteration_ = 0;          // with Weights::kStaleness: the iteration of this rank's model

@@ -50,18 +50,15 @@ bool BucketState::Full() const {
   return Any([](const RankState& rank) { return rank.said.backlog != Report::Backlog::kNone; });
 }
 
-// Returns true if a missing rank has missed too many rounds, or has too many untaken results (protocol.md, rule 6).
+// Returns true if a missing rank has missed too many rounds, or has too many untaken results (protocol.md, rule 6). A
+// rank with a late arrival is not too stale, because its contribution is about to be delivered. But a round always
+// waits for a rank that has as many untaken results as it may have.
 bool BucketState::TooStale() const {
-  return Any([this](const RankState& rank) { return MustWaitFor(rank); });
-}
-
-// Returns true if the round must wait for this rank. A rank with a late arrival is not too stale, because its
-// contribution is about to be delivered. But a round always waits for a rank that has as many untaken results as it may
-// have.
-bool BucketState::MustWaitFor(const RankState& rank) const {
-  if (rank.arrival || rank.Absent()) return false;
-  if (rank.said.backlog != Report::Backlog::kNone) return true;
-  return rank.said.late == 0 && round - rank.last_contribution > policy().max_staleness;
+  return Any([this](const RankState& rank) {
+    if (rank.arrival || rank.Absent()) return false;
+    if (rank.said.backlog != Report::Backlog::kNone) return true;
+    return rank.said.late == 0 && round - rank.last_contribution > policy().max_staleness;
+  });
 }
 
 bool BucketState::Satisfied() const {

@@ -99,7 +99,6 @@ struct BucketState {
   Partition GroupsFor(Closing::Reason reason);
 
  private:
-  bool MustWaitFor(const RankState& rank) const;
   std::vector<bool> Active() const;
   std::vector<Rank> InOrderOfArrival() const;
 };

@@ -10,7 +10,6 @@
 #include "core/values/dtype.h"
 #include "core/values/fields.h"
 #include "core/values/memory.h"
-#include "core/values/types.h"
 
 namespace horovod_partial {
 

@@ -151,7 +151,7 @@ Ledger::Plan Ledger::PlanAt(const std::vector<bool>& comes, Time now) const {
   const auto needs_one = [&](std::size_t i) { return ranks_[i].was_away && plan.wanted[i] < plan.keeps[i]; };
   // List scheduling: what is free goes to the rank that would end it first. Then the last micro-batch of the rank that
   // would end last moves to this rank too, while that pays although moving takes time.
-  for (int free = Free();; --free) {
+  for (int free = free_;; --free) {
     const Time arrives = free > 0 ? now : now + 2 * latency_;
     const auto one_more = [&](std::size_t i) { return std::max(plan.end[i], arrives) + plan.pace[i]; };
     std::size_t to = size;
@@ -196,7 +196,7 @@ Time Ledger::NextMove(const Plan& plan, Time now) const {
 std::vector<MicroBatches> Ledger::Tell(const std::vector<int>& wanted, Time now) {
   for (const bool idle : {true, false})  // idle ranks are served first
     for (std::size_t i = 0; i < ranks_.size(); ++i)
-      while ((ranks_[i].idle() || !idle) && wanted[i] > ranks_[i].held() && Free() > 0) {
+      while ((ranks_[i].idle() || !idle) && wanted[i] > ranks_[i].held() && free_ > 0) {
         Grant(i);
         moves_ = true;
         if (const Time asked = std::exchange(ranks_[i].asked, kNever); asked != kNever)

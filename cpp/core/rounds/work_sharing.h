@@ -131,7 +131,6 @@ class Ledger {
   Time NextMove(const Plan& plan, Time now) const;
   void Grant(std::size_t rank);
   void Mark(int micro_batch, bool taken);
-  int Free() const { return free_; }
   Time Since(const State& state, Time now) const;
   Time Due(const State& state, Time pace, Time now) const;
   Time FreeAt(const State& state, Time pace, Time now) const;

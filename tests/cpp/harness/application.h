@@ -151,7 +151,8 @@ class Application {
   Application& operator=(const Application&) = delete;
 
   void Declare(int bucket) {
-    if (At(bucket).handle == nullptr) At(bucket).handle = engine_.Declare(BucketName(bucket), configs_[Index(bucket)]);
+    if (At(bucket).handle == nullptr)
+      At(bucket).handle = engine_.buckets().Declare(BucketName(bucket), configs_[Index(bucket)]);
   }
   // With `polls` a device makes the contribution, and is ready when it has been asked so often.
   void Arrive(int bucket, bool in_place = true, int polls = 0) {

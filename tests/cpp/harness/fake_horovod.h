@@ -315,7 +315,7 @@ class FakeHorovod {
       grants_ = BytesOf(coordinator_.grants());
       between();
       ranks_[0]->engine.Begin(closings, joined[0]);
-      ranks_[0]->engine.Hear(FromBytes<std::vector<Grants>>(grants_, "grants"));
+      ranks_[0]->engine.sharing().Hear(FromBytes<std::vector<Grants>>(grants_, "grants"));
       responses_.clear();
       std::size_t room = 0;
       for (Closing& closing : closings) {
@@ -357,7 +357,7 @@ class FakeHorovod {
         }
       }
       if (rank != 0) state.engine.Begin(closings, state.joined);
-      if (rank != 0) state.engine.Hear(FromBytes<std::vector<Grants>>(grants_, "grants"));
+      if (rank != 0) state.engine.sharing().Hear(FromBytes<std::vector<Grants>>(grants_, "grants"));
       if (state.joined) return;
       for (const Closing& closing : closings) FillMissing(state, closing.bucket);
     });
@@ -371,7 +371,7 @@ class FakeHorovod {
     }
     Entry entry;
     for (const auto& other : ranks_)  // the response tells the size
-      if (const auto config = Engine::ConfigOf(other->engine.Find(bucket))) entry.bytes = config->bytes();
+      if (const auto config = Engine::ConfigOf(other->engine.buckets().Find(bucket))) entry.bytes = config->bytes();
     entry.zeros = std::make_shared<Buffer>();
     entry.memory = &memory(state.rank);
     try {
@@ -448,7 +448,7 @@ class FakeHorovod {
 
   DataType TypeOf(const std::string& bucket) const {
     for (const auto& state : ranks_)
-      if (const auto config = Engine::ConfigOf(state->engine.Find(bucket))) return config->type;
+      if (const auto config = Engine::ConfigOf(state->engine.buckets().Find(bucket))) return config->type;
     return DataType::kUInt8;
   }
 
