@@ -213,25 +213,16 @@ class WorkSharing(_Policy):
 
 @dataclass(frozen=True)
 class SharedUpdates(_Policy):
-    """The policy of the buckets of an optimizer under `WorkSharing`.
-
-    An update has `passes` micro-batches per rank, on average. If `grants` is True, the bucket's messages also assign
-    micro-batches to ranks, and report which micro-batches have begun.
-    """
+    """The policy of the buckets of an optimizer under `WorkSharing`: `passes` micro-batches per rank, on average."""
 
     passes: int
-    grants: bool
 
     def __repr__(self) -> str:
         return f"WorkSharing(), backward_passes_per_step={self.passes}"
 
     def to_core(self, size: int) -> _core.Policy:
         return _core.Policy(
-            rule="work_sharing",
-            micro_batches=self.passes * size,
-            grants=self.grants,
-            max_staleness=FOR_EVER,
-            grace_seconds=0.0,
+            rule="work_sharing", micro_batches=self.passes * size, max_staleness=FOR_EVER, grace_seconds=0.0
         )
 
 

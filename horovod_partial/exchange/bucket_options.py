@@ -67,15 +67,14 @@ class BucketOptions:
         }
         self.spec()
 
-    def spec(self, members: Sequence[str] = (), *, grants: bool = False, **options: Any) -> _core.BucketSpec:
+    def spec(self, members: Sequence[str] = (), **options: Any) -> _core.BucketSpec:
         """Return the declaration of a bucket. In round 0 ranks compare `members`, texts that name its gradients.
 
-        `grants` is True for the bucket that assigns micro-batches under work sharing. `options` are arguments of
-        `bucket_config.arguments`, and replace those of this object.
+        `options` are arguments of `bucket_config.arguments`, and replace those of this object.
         """
         # Ask for the number of ranks each time, because an elastic job may change it.
         return bucket_config.arguments(
-            sync=SharedUpdates(self._sync.passes, grants) if isinstance(self._sync, SharedUpdates) else self._sync,
+            sync=self._sync,
             size=self._runtime.size_of(self.process_set),
             members=members,
             **(self._options | options),

@@ -569,7 +569,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     else:
         options = options_of(
             backend.framework,
-            SharedUpdates(passes, grants=False) if shares else policy,
+            SharedUpdates(passes) if shares else policy,
             arguments,
             replays=True,
             unscaled=_scales_loss(optimizer),

@@ -168,7 +168,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     agreed["merging"] = None if merging is None else merging.agreed
 
     def make_exchange(optimizer: torch.optim.Optimizer) -> RoundApplier:
-        sync: Any = SharedUpdates(backward_passes_per_step, grants=False) if shares else policy
+        sync: Any = SharedUpdates(backward_passes_per_step) if shares else policy
         options = BucketOptions(
             runtime,
             # Merged gradients travel in rounds, even under Full(), where each round waits for every rank.
