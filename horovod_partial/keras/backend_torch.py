@@ -90,15 +90,8 @@ class _Buckets:
     ) -> None:
         self.parameters = [native(variable) for variable in variables]
         buckets = [
-            kind_of_bucket(
-                name,
-                [self.parameters[i] for i in positions],
-                options.compression,
-                members,
-                unscaled=options.unscaled,
-                grants=kind_of_bucket is MicroBatchBucket and index == 0,
-            )
-            for index, (name, positions, members, _) in enumerate(planned)
+            kind_of_bucket(name, [self.parameters[i] for i in positions], options, members)
+            for name, positions, members, _ in planned
         ]
         self.family = GradientFamily(options, buckets)
         self._variables = variables

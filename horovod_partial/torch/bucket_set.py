@@ -70,15 +70,8 @@ class BucketSet:
     def _use(self, planned: Mapping[str, Sequence[torch.nn.Parameter]]) -> None:
         make = MicroBatchBucket if self._shares_work else GradientBucket
         self.buckets: list[GradientBucket] = [
-            make(
-                name,
-                parameters,
-                self.options.compression,
-                [bucket_config.member(self.names[parameter], parameter.shape) for parameter in reversed(parameters)],
-                unscaled=self.options.unscaled,
-                grants=self._shares_work and index == 0,
-            )
-            for index, (name, parameters) in enumerate(planned.items())
+            make(name, of, self.options, [bucket_config.member(self.names[p], p.shape) for p in reversed(of)])
+            for name, of in planned.items()
         ]
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         self.family = GradientFamily(self.options, self.buckets)
