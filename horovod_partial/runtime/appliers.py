@@ -124,7 +124,7 @@ class Meanwhile:
                     draining.end()
                     self._appliers.remove((applier, draining))
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Tell the core that the thread's wait is over."""
         for draining in self.drainings:
             draining.end()

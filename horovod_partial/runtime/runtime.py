@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -472,8 +472,7 @@ class Runtime:
         with self._taking_rounds(waited=waited) as meanwhile:
             meanwhile.apply()
 
-    @contextmanager
-    def _taking_rounds(self, but: Sequence[Applier] = (), waited: float = 0.0) -> Iterator[Meanwhile]:
+    def _taking_rounds(self, but: Sequence[Applier] = (), waited: float = 0.0) -> closing[Meanwhile]:
         """Context of a wait that began `waited` seconds ago. The thread's optimizers not in `but` may apply rounds."""
         thread = this_thread()
         with self._appliers_lock:
@@ -481,11 +480,7 @@ class Runtime:
         if getattr(self._thread, "takes_no_rounds", False):
             appliers.clear()
         there = [each for each in appliers if each.process_set.process_set_id is not None and each.family]
-        meanwhile = Meanwhile([each for each in there if each.applies_ahead], waited)
-        try:
-            yield meanwhile
-        finally:
-            meanwhile.end()
+        return closing(Meanwhile([each for each in there if each.applies_ahead], waited))
 
     def device_of_buckets(self) -> int:
         """Return Horovod's number of the device that this rank's buckets lie on; -1 is the host."""
