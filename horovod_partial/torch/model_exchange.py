@@ -230,11 +230,8 @@ class ModelExchange(models.ModelExchange, Exchange):
     def is_flushed(self) -> bool:
         return not self.is_needed or self._flushed_at == self._local_steps
 
-    def stop_reducing(self) -> None:
-        self.settle()
-
-    def before_state_dict(self) -> None:
-        self.synchronize()
+    stop_reducing = settle
+    before_state_dict = synchronize
 
     def forget(self) -> None:
         if runtime.failed or not runtime.is_initialized():
