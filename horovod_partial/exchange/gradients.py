@@ -31,8 +31,9 @@ class Numbers:
     because new ranks of an elastic job start from 0.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, native: Callable[[Any], Any]) -> None:
         self._tenure = Tenure(runtime)
+        self._native = native  # returns the framework's own object for a variable of Keras
         self._numbers: dict[tuple[str, int], int] = {}
         self._counters: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
@@ -41,6 +42,7 @@ class Numbers:
         if self._tenure.enter():
             self._counters.clear()
             self._numbers.clear()
+        variable = self._native(variable)
         ranks = str(process_set.ranks)
         key = ranks, id(variable)
         if key not in self._numbers:

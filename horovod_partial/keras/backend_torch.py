@@ -30,7 +30,6 @@ from horovod_partial.torch.model_operations import ModelBucket, signal
 from horovod_partial.torch.operations import runtime
 
 Variable = torch.Tensor  # the class of the framework's own variables, to which `native` converts Keras's variables
-_numbers = Numbers(runtime)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -129,9 +128,7 @@ class _Torch:
 
     average, total, runtime = Average, Sum, runtime
     buckets = _Buckets
-
-    def number_of(self, variable: Any, process_set: ProcessSet) -> int:
-        return _numbers.of(native(variable), process_set)
+    number_of = staticmethod(Numbers(runtime, native).of)
 
     def divided(self, gradient: Any, divisor: int) -> Any:
         return gradient / divisor

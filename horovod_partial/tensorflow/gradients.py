@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import tensorflow as tf
-from horovod.common.process_sets import ProcessSet
 from horovod.tensorflow import _make_allreduce_grads_fn
 from horovod.tensorflow.mpi_ops import Average, Sum
 
@@ -16,17 +15,13 @@ from horovod_partial.exchange.gradients import Kind, Numbers, Restore, Wire
 from horovod_partial.tensorflow.buckets import Buckets
 from horovod_partial.tensorflow.graph import native, refuse_xla, runtime, wire_dtype
 
-_numbers = Numbers(runtime)
-
 
 class TensorFlow:
     """Implements `horovod_partial.exchange.gradients.Framework`, in eager code and in graphs."""
 
     average, total, runtime = Average, Sum, runtime
     buckets = Buckets
-
-    def number_of(self, variable: Any, process_set: ProcessSet) -> int:
-        return _numbers.of(native(variable), process_set)
+    number_of = staticmethod(Numbers(runtime, native).of)
 
     def divided(self, gradient: Any, divisor: int) -> Any:
         if isinstance(gradient, tf.IndexedSlices):
