@@ -17,19 +17,14 @@ class _Token:
     """An object that exists once for each thread, and is freed when the thread ends."""
 
 
-class _OfThread(threading.local):
-    def __init__(self) -> None:
-        self.token = _Token()
-
-
 Thread: TypeAlias = weakref.ref[_Token]  # a reference to a thread; it returns None when the thread has ended
 NO_THREAD: Thread = weakref.ref(_Token())  # counts as a thread that has ended
-_of_thread = _OfThread()
+_of_thread = threading.local()
 
 
 def this_thread() -> Thread:
     """Return a reference to the calling thread. (A thread's identifier may be that of a thread which has ended.)"""
-    return weakref.ref(_of_thread.token)
+    return weakref.ref(vars(_of_thread).setdefault("token", _Token()))
 
 
 class Applier(Protocol):
