@@ -158,5 +158,4 @@ def arrive(
             size=runtime.size_of(process_set),
             spec=spec.encode(),
         )
-    round, late, fresh, gradients, staleness, empty = tf.unstack(numbers, 6)
-    return results, RoundInfo(round, late, fresh, gradients, staleness, empty, members, member_work)
+    return results, RoundInfo(*tf.unstack(numbers, 6), members, member_work)
