@@ -18,7 +18,7 @@ from horovod_partial.exchange import elastic
 from horovod_partial.exchange.bucket_options import BucketOptions, pack, positions_of
 from horovod_partial.exchange.gradients import Apply, Kind, Numbers, Planned, Wire, plan, step_name
 from horovod_partial.exchange.models import takes_late
-from horovod_partial.exchange.replicas import check_alike
+from horovod_partial.exchange.replicas import prepare_broadcast
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.policies import ModelPolicy, Quorum
 from horovod_partial.torch import model_operations, operations
@@ -271,11 +271,9 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
     Raises:
         ValueError: the ranks have different variables. Every rank raises it.
     """
-    # Late gradients belong to the variables' old values, so deliver these gradients before the broadcast.
-    runtime.flush(horovod.global_process_set.process_set_id, compares=False)
     named = [(f"broadcast_variables.{index}", native(variable)) for index, variable in enumerate(variables)]
     kinds = [f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for _, tensor in named]
-    check_alike(kinds, runtime, horovod.global_process_set)
+    prepare_broadcast(kinds, runtime, horovod.global_process_set)
     horovod.broadcast_parameters([(name, _as_sent(tensor.detach())) for name, tensor in named], root_rank)
 
 
