@@ -20,11 +20,10 @@ class BucketOptions:
     """The options of the buckets of a tape or of an optimizer, checked when this object is made.
 
     `arguments` are those of Horovod's optimizer: `compression`, `sparse_as_dense`, `op`, `gradient_predivide_factor`,
-    `groups` and `process_set`. `average` and `total` are Horovod's numbers for the operations Average and Sum.
-    The argument `replays` says whether the caller can apply missed rounds one by one. The attribute `replays` says
-    whether this is done. If `unscaled`, gradients travel without their loss scale, and late gradients travel
-    even if they are not finite. `factor` multiplies each result. `agreed` are texts that describe further options, and
-    must be equal on all ranks.
+    `groups` and `process_set`. The argument `replays` says whether the caller can apply missed rounds one by one. The
+    attribute `replays` says whether this is done. If `unscaled`, gradients travel without their loss scale, and late
+    gradients travel even if they are not finite. `factor` multiplies each result. `agreed` are texts that describe
+    further options, and must be equal on all ranks.
 
     Raises ValueError if an argument is wrong, or the process set is not registered.
     """
@@ -35,14 +34,12 @@ class BucketOptions:
         sync: Policy | SharedUpdates,
         arguments: Mapping[str, Any],
         *,
-        average: int,
-        total: int,
         replays: bool,
         unscaled: bool = False,
         factor: float = 1.0,
         agreed: Sequence[str] = (),
     ) -> None:
-        check_predivide(arguments, average)
+        check_predivide(arguments)
         predivide, groups = arguments["gradient_predivide_factor"], arguments["groups"]
         grouped = [id(variable) for group in groups for variable in group] if isinstance(groups, list) else []
         if len(set(grouped)) < len(grouped):
@@ -58,7 +55,7 @@ class BucketOptions:
         self._sync = sync
         self._groups = groups
         self._options = {
-            "average": is_average(arguments["op"], average, total),
+            "average": is_average(arguments["op"]),
             "prescale_factor": 1.0 / predivide,
             "postscale_factor": predivide * factor,
             "drop_nonfinite": not unscaled,

@@ -110,10 +110,8 @@ class Buckets(Protocol):
 
 
 class Framework(Protocol):
-    """What this module needs of a framework. `average` and `total` are Horovod's numbers for Average and Sum."""
+    """What this module needs of a framework."""
 
-    average: int
-    total: int
     runtime: Runtime
 
     def number_of(self, variable: Any, process_set: ProcessSet) -> int:
@@ -151,14 +149,12 @@ def options_of(
     if isinstance(sync, LateGradients) and sync.missed == "latest":
         raise ValueError(f"{sync!r} is for PyTorch, where it stands for eager-SGD as published: leave missed= out")
     if isinstance(sync, Full):
-        check_predivide(arguments, framework.average)
+        check_predivide(arguments)
         return None
     return BucketOptions(
         framework.runtime,
         sync,
         arguments,
-        average=framework.average,
-        total=framework.total,
         unscaled=unscaled,
         agreed=("a loss scale",) if unscaled else (),
         **options,

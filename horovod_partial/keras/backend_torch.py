@@ -12,7 +12,6 @@ import horovod.torch as horovod
 import keras
 import torch
 from horovod.common.process_sets import ProcessSet
-from horovod.torch.mpi_ops import Average, Sum
 
 from horovod_partial.exchange import elastic
 from horovod_partial.exchange.bucket_options import BucketOptions, pack, positions_of
@@ -126,8 +125,7 @@ class _Buckets:
 class _Torch:
     """Implements `horovod_partial.exchange.gradients.Framework`. Gradients come only after the whole backward pass."""
 
-    average, total, runtime = Average, Sum, runtime
-    buckets = _Buckets
+    runtime, buckets = runtime, _Buckets
     number_of = staticmethod(Numbers(runtime, native).of)
 
     def divided(self, gradient: Any, divisor: int) -> Any:

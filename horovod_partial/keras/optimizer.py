@@ -539,7 +539,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     }
     check_kinds(repeated | {"sync": None})
     if isinstance(policy, ModelPolicy):
-        refuse_about_gradients(policy, arguments, uncompressed=Compression.none, average=Average)
+        refuse_about_gradients(policy, arguments, Compression.none)
     else:
         passes = optimizer.gradient_accumulation_steps or backward_passes_per_step
         warn_of_policy(backend.runtime, policy, inner(optimizer), passes)

@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 from horovod.tensorflow import _make_allreduce_grads_fn
-from horovod.tensorflow.mpi_ops import Average, Sum
 
 from horovod_partial.exchange.arguments import warn_of_float32
 from horovod_partial.exchange.bucket_options import BucketOptions
@@ -19,8 +18,7 @@ from horovod_partial.tensorflow.graph import native, refuse_xla, runtime, wire_d
 class TensorFlow:
     """Implements `horovod_partial.exchange.gradients.Framework`, in eager code and in graphs."""
 
-    average, total, runtime = Average, Sum, runtime
-    buckets = Buckets
+    runtime, buckets = runtime, Buckets
     number_of = staticmethod(Numbers(runtime, native).of)
 
     def divided(self, gradient: Any, divisor: int) -> Any:

@@ -4,10 +4,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from horovod.torch import mpi_ops
 from horovod.torch.compression import Compression
 from hypothesis import given
 from hypothesis import strategies as st
 
+from horovod_partial.exchange.arguments import AVERAGE, SUM
 from horovod_partial.exchange.bucket_options import pack, positions_of
 from horovod_partial.torch.buckets import GradientBucket, kind
 
@@ -30,6 +32,10 @@ def sizes(buckets: list[list[torch.nn.Parameter]]) -> list[list[int]]:
 def bucket_of(listed: list[torch.nn.Parameter], compression: type = Compression.none) -> GradientBucket:
     options: Any = SimpleNamespace(compression=compression, unscaled=False)
     return GradientBucket("b", listed, options, ())
+
+
+def test_the_numbers_of_horovods_operations() -> None:
+    assert (mpi_ops.Average, mpi_ops.Sum) == (AVERAGE, SUM)
 
 
 def test_reverse_order_as_backward_makes_them() -> None:
