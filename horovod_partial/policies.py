@@ -67,11 +67,11 @@ class _Policy:
         return f"{type(self).__name__}({', '.join(given)})"
 
     def to_core(self, size: int) -> _core.Policy:
-        """Return the C++ core's form of this policy, for `size` ranks.
+        """Return the C++ core's form of this policy, for `size` ranks. Raises TypeError for `Full` and `WorkSharing`.
 
         The result's field `description` is empty; `bucket_config` sets this field later.
         """
-        raise NotImplementedError
+        raise TypeError(f"{self!r} has no rounds of its own")
 
 
 def _options(policy: type[_Policy]) -> list[Field[Any]]:
@@ -114,9 +114,6 @@ class LateGradients(_OpenRounds):
 @dataclass(frozen=True, repr=False)
 class Full(_Policy):
     """Every rank waits for every other rank: Horovod's own collective, bit for bit."""
-
-    def to_core(self, size: int) -> _core.Policy:
-        raise TypeError(f"{self!r} has no rounds: it is Horovod's own collective")
 
 
 @dataclass(frozen=True, repr=False)
@@ -206,9 +203,6 @@ class WorkSharing(_Policy):
     after every update. A slow rank computes fewer micro-batches than the other ranks. Scheduling theory calls this work
     sharing, or central self-scheduling (docs/policies.md).
     """
-
-    def to_core(self, size: int) -> _core.Policy:
-        raise TypeError(f"{self!r} has no rounds by itself: those of an optimizer's buckets are SharedUpdates")
 
 
 @dataclass(frozen=True)
