@@ -109,7 +109,8 @@ class LateGradients(RoundApplier):
 
     shares_work = False
 
-    def _start(self) -> None:
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._state = StepState()
         self._is_by_hand = False  # whether the program has changed a shown result, or has taken no step with it
         self._ahead = ParametersAhead()
