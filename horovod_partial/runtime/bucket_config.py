@@ -8,6 +8,8 @@ from typing import Any
 from horovod_partial import _core, policies
 from horovod_partial.policies import FOR_EVER, LateGradients, ModelPolicy, Policy, Quorum, SharedUpdates, Solo
 
+# The dtypes that Horovod reduces in every framework, each with its number in Horovod's C++ code.
+DTYPES = {"int32": 4, "int64": 5, "float16": 6, "float32": 7, "float64": 8}
 INTERNAL = "horovod_partial."  # the prefix of the names of internal buckets. Statistics leave internal buckets out
 
 

@@ -23,7 +23,6 @@ from horovod_partial.policies import Quorum
 from horovod_partial.runtime import bucket_config
 from horovod_partial.settings import settings
 
-_INT32 = 4  # Horovod's number for the type int32
 # A family is the buckets of one optimizer. Ranks compare the replicas of at most this many families in one round.
 _FAMILIES = 32
 _WORDS = 8  # the number of 32-bit words by which a rank describes one family and its replica to other ranks
@@ -162,7 +161,7 @@ class Meeting:
         """
         sync = Quorum(1.0, grace_ms=0)
         spec = bucket_config.arguments(sync=sync, size=self.size, average=False, missed="latest", late="discard")
-        config = _attach.BucketConfig(spec, dtype=_INT32, shape=[values.size], device=-1)
+        config = _attach.BucketConfig(spec, dtype=bucket_config.DTYPES["int32"], shape=[values.size], device=-1)
         address = values.ctypes.data
         posted = Posted(self.submit(name, config, address, address, 0, 0), values)
         with _in_flight_lock:

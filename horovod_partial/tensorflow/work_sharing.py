@@ -12,11 +12,10 @@ import tensorflow as tf
 from horovod_partial import _attach
 from horovod_partial.exchange.bucket_options import BucketOptions
 from horovod_partial.exchange.gradients import Kind, Planned, plan, step_name
+from horovod_partial.runtime import bucket_config
 from horovod_partial.tensorflow.buckets import functions_of, repeat
 from horovod_partial.tensorflow.gradients import framework
 from horovod_partial.tensorflow.graph import runtime, wire_dtype
-
-_TYPES = {"float16": 6, "float32": 7, "float64": 8}  # the numbers of dtypes in Horovod's C++ code
 
 
 class _Bucket:
@@ -48,7 +47,9 @@ class _Bucket:
     def config(self) -> _attach.BucketConfig:
         """What the bucket is declared with now. (An elastic job may change the number of ranks.)"""
         spec = self._options.spec(self._members, grants=self._grants)
-        return _attach.BucketConfig(spec, dtype=_TYPES[self.wire.dtype.name], shape=[self.wire.size], device=-1)
+        return _attach.BucketConfig(
+            spec, dtype=bucket_config.DTYPES[self.wire.dtype.name], shape=[self.wire.size], device=-1
+        )
 
 
 class SharedGradients:

@@ -76,8 +76,7 @@ record = runtime.record
 shutdown = runtime.shutdown
 watch = runtime.watch
 
-# The dtypes that Horovod's PyTorch operations reduce, each with its number in Horovod's C++ code.
-_DTYPES = {torch.int32: 4, torch.int64: 5, torch.float16: 6, torch.float32: 7, torch.float64: 8}
+_DTYPES = {getattr(torch, name): number for name, number in bucket_config.DTYPES.items()}
 
 
 class _InFlight(set["PartialHandle"]):
