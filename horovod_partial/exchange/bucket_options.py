@@ -48,6 +48,7 @@ class BucketOptions:
         self.process_set: ProcessSet = arguments["process_set"]
         self.compression = arguments["compression"]
         self.sparse_as_dense = arguments["sparse_as_dense"]
+        self.shares_work = isinstance(sync, SharedUpdates)
         self.unscaled = unscaled
         self.replays = missed == "replay"
         self.factor = factor

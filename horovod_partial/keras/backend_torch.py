@@ -79,16 +79,12 @@ class _Buckets:
     """
 
     def __init__(
-        self,
-        planned: Sequence[Planned],
-        variables: list[Any],
-        options: BucketOptions,
-        apply: Apply | None,
-        kind_of_bucket: type[GradientBucket] = GradientBucket,
+        self, planned: Sequence[Planned], variables: list[Any], options: BucketOptions, apply: Apply | None
     ) -> None:
         self.parameters = [native(variable) for variable in variables]
+        make = MicroBatchBucket if options.shares_work else GradientBucket
         buckets = [
-            kind_of_bucket(name, [self.parameters[i] for i in positions], options, members)
+            make(name, [self.parameters[i] for i in positions], options, members)
             for name, positions, members, _ in planned
         ]
         self.family = GradientFamily(options, buckets)
@@ -180,7 +176,7 @@ class SharedGradients:
         kinds = [_kind_of(variable) for variable in variables]
         planned = plan(framework, step_name(framework, name, options, variables, kinds), options, variables, kinds)
         self.options = options
-        self._buckets = _Buckets(planned, variables, options, None, MicroBatchBucket)
+        self._buckets = _Buckets(planned, variables, options, None)
         self.family = self._buckets.family
         self._sums: list[Any] = self.family.buckets  # each is a MicroBatchBucket
 

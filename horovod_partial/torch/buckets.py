@@ -269,7 +269,7 @@ class GradientFamily(_attach.Family):
     def _config(self, bucket: GradientBucket) -> _attach.BucketConfig:
         key = bucket, runtime.size_of(self.process_set)
         if key not in self._configs:
-            grants = isinstance(bucket, MicroBatchBucket) and bucket is self.buckets[0]
+            grants = self._options.shares_work and bucket is self.buckets[0]
             is_integer = not bucket.wire_dtype.is_floating_point
             spec = self._options.spec(bucket.members, grants=grants, is_integer=is_integer)
             self._configs[key] = config_of(spec, bucket.wire_dtype, bucket.flat)

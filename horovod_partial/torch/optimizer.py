@@ -178,7 +178,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             unscaled=scales and process_set.included() and not runtime.is_alone(process_set),
             agreed=[f"{name}={value}" for name, value in agreed.items() if value is not None],
         )
-        buckets = BucketSet(optimizer, with_positions(optimizer, names), options, merging, shares_work=shares)
+        buckets = BucketSet(optimizer, with_positions(optimizer, names), options, merging)
         return (SharedGradients if shares else LateGradients)(
             buckets, round_steps, grad_scaler, backward_passes_per_step
         )
