@@ -293,12 +293,9 @@ class Runtime:
             self.core.deliver(process_set, [applier.family.names for applier in appliers])
             for applier in appliers:
                 applier.apply_rounds()
-        trained = []
         for applier in self._of_this_thread(self._ahead_appliers):
             applier.declare()
-        for applier in self.exchanges():
-            if applier.family is not None:
-                trained.append((applier.family, applier.family.lost))
+        trained = [(family, family.lost) for each in self.exchanges() if (family := each.family) is not None]
         self._thread.takes_no_rounds = True
         try:
             last = self._mpi_ops.join(*args, **kwargs)
