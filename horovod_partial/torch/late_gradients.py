@@ -387,8 +387,7 @@ class LateGradients(RoundApplier):
             finally:
                 for bucket, flat in zip(self.buckets, shown, strict=True):
                     bucket.flat.copy_(flat)
-                self._set.show()
-                for bucket in self.buckets:
+                    bucket.show(self._set.frozen)
                     bucket.watch(copies=True)
                 self._state = self._state.ahead()
 
