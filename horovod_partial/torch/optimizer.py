@@ -136,7 +136,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         if "buffers" in policy.average and named_buffers is None:
             raise ValueError('average="buffers" needs named_buffers=model.named_buffers()')
         names = check_names(optimizer, named_parameters)
-        buffers = None if named_buffers is None else list(named_buffers)
+        buffers = list(named_buffers or ())
         averaged = wrap(
             optimizer,
             lambda optimizer: ModelExchange(
