@@ -91,7 +91,7 @@ class Averager(Protocol):
 
 
 class Meanwhile:
-    """Lets a thread's optimizers apply missed rounds while the thread waits for something else.
+    """Lets those of a thread's optimizers that can do so apply missed rounds while the thread waits for something else.
 
     They do so when `replay_limit - 1` rounds were missed, because the core would add up rounds beyond `replay_limit`.
     Those with round hooks that may wait also do so when the thread has waited for a second, because other ranks may wait
@@ -102,7 +102,7 @@ class Meanwhile:
         self._appliers = [
             (applier, family.drain(waited, applier.round_steps.hooks_wait))
             for applier in appliers
-            if (family := applier.family) is not None
+            if (family := applier.family) is not None and applier.applies_ahead
         ]
 
     @property

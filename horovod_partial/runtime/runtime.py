@@ -476,8 +476,7 @@ class Runtime:
             appliers = [each for each in self._ahead_appliers if each.thread == thread and each not in but]
         if getattr(self._thread, "takes_no_rounds", False):
             appliers.clear()
-        there = [each for each in appliers if each.process_set.process_set_id is not None and each.family]
-        return closing(Meanwhile([each for each in there if each.applies_ahead], waited))
+        return closing(Meanwhile(appliers, waited))
 
     def device_of_buckets(self) -> int:
         """Return Horovod's number of the device that this rank's buckets lie on; -1 is the host."""
