@@ -183,21 +183,14 @@ def plan(
     number = partial(framework.number_of, process_set=options.process_set)
     alike = [(kind.dtype, kind.place) for kind in kinds]
     plans = options.plan(list(map(number, variables)), alike, [kind.nbytes for kind in kinds], key_of=number)
+    paths = [getattr(each, "path", each.name).removesuffix(":0") for each in variables]
+    # Each process numbers its Keras layers, so a layer's number may differ between ranks. Remove it from the names.
+    names = [re.sub(r"_\d+(?=/|$)", "", path) for path in paths]
+    members = [bucket_config.member(own, each.shape) for own, each in zip(names, variables, strict=True)]
     return [
-        Planned(f"{name}.{index}", positions, _members([variables[i] for i in positions]), kinds[positions[0]].dtype)
+        Planned(f"{name}.{index}", positions, tuple(members[i] for i in reversed(positions)), kinds[positions[0]].dtype)
         for index, positions in enumerate(plans)
     ]
-
-
-def _members(variables: Sequence[Any]) -> tuple[str, ...]:
-    """Return the name and shape of each variable of a bucket, in the model's order, as texts that ranks compare."""
-    # Each process numbers its Keras layers, so a layer's number may differ between ranks. Remove it from the names.
-    return tuple(
-        bucket_config.member(
-            re.sub(r"_\d+(?=/|$)", "", getattr(each, "path", each.name).removesuffix(":0")), each.shape
-        )
-        for each in reversed(variables)
-    )
 
 
 class Rounds:
