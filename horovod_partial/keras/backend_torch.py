@@ -268,13 +268,9 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
     named = [(f"broadcast_variables.{index}", native(variable)) for index, variable in enumerate(variables)]
     kinds = [f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for _, tensor in named]
     prepare_broadcast(kinds, runtime, horovod.global_process_set)
-    horovod.broadcast_parameters([(name, _as_sent(tensor.detach())) for name, tensor in named], root_rank)
-
-
-def _as_sent(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of a tensor that Horovod 0.28.1 can broadcast: integers of the same bits for bfloat16 and bool."""
-    bits = {torch.bfloat16: torch.int16, torch.bool: torch.uint8}.get(tensor.dtype)
-    return tensor if bits is None else tensor.view(bits)
+    bits = {torch.bfloat16: torch.int16, torch.bool: torch.uint8}  # dtypes that Horovod 0.28.1 cannot broadcast
+    sent = [(name, tensor.detach().view(bits.get(tensor.dtype, tensor.dtype))) for name, tensor in named]
+    horovod.broadcast_parameters(sent, root_rank)
 
 
 def broadcast_(variables: Sequence[Any], root_rank: int, device: str) -> None:
