@@ -256,14 +256,12 @@ class GradientExchange:
         self.replica_of = replica_of
         self.process_set: ProcessSet = arguments["process_set"]
         self._framework = framework
+        self._number = partial(framework.number_of, process_set=self.process_set)
         self._runtime = framework.runtime
         self._arguments = arguments
         self._owner = owner
         self._local = local
         self._rounds: dict[str, Rounds] = {}  # for each set of trained variables, by the prefix of its buckets' names
-
-    def _number(self, variable: Any) -> int:
-        return self._framework.number_of(variable, self.process_set)
 
     @property
     def _local_numbers(self) -> set[int]:

@@ -545,8 +545,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         warn_of_policy(backend.runtime, policy, inner(optimizer), passes)
     check_gradient_arguments(arguments)
     accumulates = backward_passes_per_step > 1 or optimizer.gradient_accumulation_steps
-    replays = isinstance(policy, LateGradients)
-    if replays and accumulates and inner(optimizer).use_ema:
+    if isinstance(policy, LateGradients) and accumulates and inner(optimizer).use_ema:
         raise ValueError(
             f"use_ema cannot be used with gradient accumulation under {policy!r}: Keras averages after each pass, and ranks "
             "differ in those; use keras.callbacks.SwapEMAWeights without accumulation, or average the model yourself after a "
