@@ -7,7 +7,6 @@ cycle: the handshake after `init`, the flush before `shutdown`, and the exit han
 from __future__ import annotations
 
 import atexit
-import functools
 import json
 import os
 import sys
@@ -519,14 +518,7 @@ class Runtime:
                 self._meetings.clear()
             meeting = self._meetings.get(number)
             if meeting is None:
-                meeting = healing.Meeting(
-                    functools.partial(self.submit, number),
-                    functools.partial(self.family, process_set),
-                    process_set.rank(),
-                    self.size_of(process_set),
-                )
-                meeting.open()
-                self._meetings[number] = meeting
+                meeting = self._meetings[number] = healing.Meeting(self, process_set)
         return meeting
 
     def add_process_set(self, process_set: ProcessSet | Sequence[int]) -> ProcessSet:
