@@ -178,11 +178,8 @@ class SharedGradients:
         self.options = options
         self._buckets = _Buckets(planned, variables, options, None)
         self.family = self._buckets.family
+        self.declare = self.family.declare
         self._sums: list[Any] = self.family.buckets  # each is a MicroBatchBucket
-
-    def declare(self) -> None:
-        """Declare the buckets. The first bucket also keeps account of which micro-batches ranks have received."""
-        self.family.declare()
 
     def add(self, gradients: Sequence[torch.Tensor], *, arrives: bool) -> None:
         """Add the gradients of a micro-batch. If `arrives`, contribute the sums to the rounds of all buckets.
