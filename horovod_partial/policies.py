@@ -395,9 +395,8 @@ class PartialReduce(_ModelPolicy):
         return _core.Policy(rule="ready", group_size=min(self.size, size), window=2 * size)
 
     def bucket_options(self) -> dict[str, Any]:
-        if self.weights == "constant":
-            return super().bucket_options()
-        return {**super().bucket_options(), "weights": "staleness", "weight_parameter": self.alpha}
+        weights = {"weights": "staleness", "weight_parameter": self.alpha} if self.weights == "staleness" else {}
+        return super().bucket_options() | weights
 
 
 @dataclass(frozen=True, repr=False)

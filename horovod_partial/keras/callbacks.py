@@ -69,8 +69,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def _broadcast(self) -> None:
         if self.broadcast_done:
             return
-        optimizer = self.model.optimizer
-        variables = [*self.model.weights, *variables_of(optimizer)]
+        variables = [*self.model.weights, *variables_of(self.model.optimizer)]
         shared = [variable for variable in variables if id(backend.native(variable)) not in self._local]
         backend.broadcast_(shared, self.root_rank, self.device)
         self.broadcast_done = True

@@ -46,9 +46,7 @@ class BucketSet:
                 "LBFGS evaluates its closure several times a step, which buckets cannot follow; use Full() without merging"
             )
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        planned = options.plan(
-            parameters, list(map(kind, parameters)), [p.numel() * p.element_size() for p in parameters]
-        )
+        planned = options.plan(parameters, list(map(kind, parameters)), [p.nbytes for p in parameters])
         self._planned = [[parameters[i] for i in bucket] for bucket in planned][:: -1 if options.shares_work else 1]
         self.process_set = options.process_set
         self.options = options
