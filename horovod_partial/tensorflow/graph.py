@@ -156,4 +156,4 @@ def arrive(
             size=runtime.size_of(process_set),
             spec=spec.encode(),
         )
-    return results, RoundInfo(*tf.unstack(numbers, 6), members, member_work)
+    return results, RoundInfo._make([*tf.unstack(numbers, 6), members, member_work])
