@@ -67,11 +67,11 @@ class _Policy:
         return f"{type(self).__name__}({', '.join(given)})"
 
     def to_core(self, size: int) -> _core.Policy:
-        """Return the C++ core's form of this policy, for `size` ranks.
+        """Return the C++ core's form of this policy, for `size` ranks. Raises TypeError for `Full` and `WorkSharing`.
 
         The result's field `description` is empty; `bucket_config` sets this field later.
         """
-        raise NotImplementedError
+        raise TypeError(f"{self!r} has no rounds of its own")
 
 
 def _options(policy: type[_Policy]) -> list[Field[Any]]:
@@ -114,9 +114,6 @@ class LateGradients(_OpenRounds):
 @dataclass(frozen=True, repr=False)
 class Full(_Policy):
     """Every rank waits for every other rank: Horovod's own collective, bit for bit."""
-
-    def to_core(self, size: int) -> _core.Policy:
-        raise TypeError(f"{self!r} has no rounds: it is Horovod's own collective")
 
 
 @dataclass(frozen=True, repr=False)
@@ -207,31 +204,19 @@ class WorkSharing(_Policy):
     sharing, or central self-scheduling (docs/policies.md).
     """
 
-    def to_core(self, size: int) -> _core.Policy:
-        raise TypeError(f"{self!r} has no rounds by itself: those of an optimizer's buckets are SharedUpdates")
-
 
 @dataclass(frozen=True)
 class SharedUpdates(_Policy):
-    """The policy of the buckets of an optimizer under `WorkSharing`.
-
-    An update has `passes` micro-batches per rank, on average. If `grants` is True, the bucket's messages also assign
-    micro-batches to ranks, and report which micro-batches have begun.
-    """
+    """The policy of the buckets of an optimizer under `WorkSharing`: `passes` micro-batches per rank, on average."""
 
     passes: int
-    grants: bool
 
     def __repr__(self) -> str:
         return f"WorkSharing(), backward_passes_per_step={self.passes}"
 
     def to_core(self, size: int) -> _core.Policy:
         return _core.Policy(
-            rule="work_sharing",
-            micro_batches=self.passes * size,
-            grants=self.grants,
-            max_staleness=FOR_EVER,
-            grace_seconds=0.0,
+            rule="work_sharing", micro_batches=self.passes * size, max_staleness=FOR_EVER, grace_seconds=0.0
         )
 
 
@@ -410,9 +395,8 @@ class PartialReduce(_ModelPolicy):
         return _core.Policy(rule="ready", group_size=min(self.size, size), window=2 * size)
 
     def bucket_options(self) -> dict[str, Any]:
-        if self.weights == "constant":
-            return super().bucket_options()
-        return {**super().bucket_options(), "weights": "staleness", "weight_parameter": self.alpha}
+        weights = {"weights": "staleness", "weight_parameter": self.alpha} if self.weights == "staleness" else {}
+        return super().bucket_options() | weights
 
 
 @dataclass(frozen=True, repr=False)

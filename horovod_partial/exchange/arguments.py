@@ -30,18 +30,21 @@ if TYPE_CHECKING:
     from horovod_partial.runtime.runtime import Runtime
 
 
-def is_average(op: int, average: int, total: int) -> bool:
-    """Return whether `op` is Average (the number `average`), not Sum (`total`). Any other `op` raises ValueError."""
-    if op not in (average, total):
+AVERAGE, SUM = 0, 1  # Horovod's numbers for two reduce operations, the same in every framework
+
+
+def is_average(op: int) -> bool:
+    """Return whether `op` is Average, not Sum. Any other `op` raises ValueError."""
+    if op not in (AVERAGE, SUM):
         raise ValueError(
             "partial collectives reduce with op=hvd.Average or hvd.Sum; use sync=hvd.Full() for the others"
         )
-    return op == average
+    return op == AVERAGE
 
 
-def check_predivide(arguments: Mapping[str, Any], average: int) -> None:
-    """Raise ValueError if `gradient_predivide_factor` is given and `op` is not Average (the number `average`)."""
-    if arguments["gradient_predivide_factor"] != 1.0 and arguments["op"] != average:
+def check_predivide(arguments: Mapping[str, Any]) -> None:
+    """Raise ValueError if `gradient_predivide_factor` is given and `op` is not Average."""
+    if arguments["gradient_predivide_factor"] != 1.0 and arguments["op"] != AVERAGE:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
 
 
@@ -228,15 +231,15 @@ def check_gradient_arguments(arguments: dict[str, Any]) -> None:
         raise ValueError("groups should be a non-negative integer or a list of lists of variables.")
 
 
-def refuse_about_gradients(policy: ModelPolicy, arguments: dict[str, Any], *, uncompressed: Any, average: int) -> None:
+def refuse_about_gradients(policy: ModelPolicy, arguments: dict[str, Any], uncompressed: Any) -> None:
     """Raise a ValueError if an argument about gradients differs from its default, because `policy` averages models.
 
-    `uncompressed` and `average` are the framework's `hvd.Compression.none` and `hvd.Average`. `arguments` has no entry
-    for an argument that the framework lacks.
+    `uncompressed` is the framework's `hvd.Compression.none`. `arguments` has no entry for an argument that the
+    framework lacks.
     """
     left_alone = {
         "compression": uncompressed,
-        "op": average,
+        "op": AVERAGE,
         "gradient_predivide_factor": 1.0,
         "groups": None,
         "merging": None,

@@ -20,11 +20,10 @@ class BucketOptions:
     """The options of the buckets of a tape or of an optimizer, checked when this object is made.
 
     `arguments` are those of Horovod's optimizer: `compression`, `sparse_as_dense`, `op`, `gradient_predivide_factor`,
-    `groups` and `process_set`. `average` and `total` are Horovod's numbers for the operations Average and Sum.
-    The argument `replays` says whether the caller can apply missed rounds one by one. The attribute `replays` says
-    whether this is done. If `unscaled`, gradients travel without their loss scale, and late gradients travel
-    even if they are not finite. `factor` multiplies each result. `agreed` are texts that describe further options, and
-    must be equal on all ranks.
+    `groups` and `process_set`. The argument `replays` says whether the caller can apply missed rounds one by one. The
+    attribute `replays` says whether this is done. If `unscaled`, gradients travel without their loss scale, and late
+    gradients travel even if they are not finite. `factor` multiplies each result. `agreed` are texts that describe
+    further options, and must be equal on all ranks.
 
     Raises ValueError if an argument is wrong, or the process set is not registered.
     """
@@ -35,14 +34,12 @@ class BucketOptions:
         sync: Policy | SharedUpdates,
         arguments: Mapping[str, Any],
         *,
-        average: int,
-        total: int,
         replays: bool,
         unscaled: bool = False,
         factor: float = 1.0,
         agreed: Sequence[str] = (),
     ) -> None:
-        check_predivide(arguments, average)
+        check_predivide(arguments)
         predivide, groups = arguments["gradient_predivide_factor"], arguments["groups"]
         grouped = [id(variable) for group in groups for variable in group] if isinstance(groups, list) else []
         if len(set(grouped)) < len(grouped):
@@ -51,6 +48,7 @@ class BucketOptions:
         self.process_set: ProcessSet = arguments["process_set"]
         self.compression = arguments["compression"]
         self.sparse_as_dense = arguments["sparse_as_dense"]
+        self.shares_work = isinstance(sync, SharedUpdates)
         self.unscaled = unscaled
         self.replays = missed == "replay"
         self.factor = factor
@@ -58,7 +56,7 @@ class BucketOptions:
         self._sync = sync
         self._groups = groups
         self._options = {
-            "average": is_average(arguments["op"], average, total),
+            "average": is_average(arguments["op"]),
             "prescale_factor": 1.0 / predivide,
             "postscale_factor": predivide * factor,
             "drop_nonfinite": not unscaled,
@@ -67,15 +65,14 @@ class BucketOptions:
         }
         self.spec()
 
-    def spec(self, members: Sequence[str] = (), *, grants: bool = False, **options: Any) -> _core.BucketSpec:
+    def spec(self, members: Sequence[str] = (), **options: Any) -> _core.BucketSpec:
         """Return the declaration of a bucket. In round 0 ranks compare `members`, texts that name its gradients.
 
-        `grants` is True for the bucket that assigns micro-batches under work sharing. `options` are arguments of
-        `bucket_config.arguments`, and replace those of this object.
+        `options` are arguments of `bucket_config.arguments`, and replace those of this object.
         """
         # Ask for the number of ranks each time, because an elastic job may change it.
         return bucket_config.arguments(
-            sync=SharedUpdates(self._sync.passes, grants) if isinstance(self._sync, SharedUpdates) else self._sync,
+            sync=self._sync,
             size=self._runtime.size_of(self.process_set),
             members=members,
             **(self._options | options),

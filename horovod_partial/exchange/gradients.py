@@ -31,8 +31,9 @@ class Numbers:
     because new ranks of an elastic job start from 0.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, native: Callable[[Any], Any]) -> None:
         self._tenure = Tenure(runtime)
+        self._native = native  # returns the framework's own object for a variable of Keras
         self._numbers: dict[tuple[str, int], int] = {}
         self._counters: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
@@ -41,6 +42,7 @@ class Numbers:
         if self._tenure.enter():
             self._counters.clear()
             self._numbers.clear()
+        variable = self._native(variable)
         ranks = str(process_set.ranks)
         key = ranks, id(variable)
         if key not in self._numbers:
@@ -108,10 +110,8 @@ class Buckets(Protocol):
 
 
 class Framework(Protocol):
-    """What this module needs of a framework. `average` and `total` are Horovod's numbers for Average and Sum."""
+    """What this module needs of a framework."""
 
-    average: int
-    total: int
     runtime: Runtime
 
     def number_of(self, variable: Any, process_set: ProcessSet) -> int:
@@ -149,14 +149,12 @@ def options_of(
     if isinstance(sync, LateGradients) and sync.missed == "latest":
         raise ValueError(f"{sync!r} is for PyTorch, where it stands for eager-SGD as published: leave missed= out")
     if isinstance(sync, Full):
-        check_predivide(arguments, framework.average)
+        check_predivide(arguments)
         return None
     return BucketOptions(
         framework.runtime,
         sync,
         arguments,
-        average=framework.average,
-        total=framework.total,
         unscaled=unscaled,
         agreed=("a loss scale",) if unscaled else (),
         **options,
@@ -185,21 +183,14 @@ def plan(
     number = partial(framework.number_of, process_set=options.process_set)
     alike = [(kind.dtype, kind.place) for kind in kinds]
     plans = options.plan(list(map(number, variables)), alike, [kind.nbytes for kind in kinds], key_of=number)
+    paths = [getattr(each, "path", each.name).removesuffix(":0") for each in variables]
+    # Each process numbers its Keras layers, so a layer's number may differ between ranks. Remove it from the names.
+    names = [re.sub(r"_\d+(?=/|$)", "", path) for path in paths]
+    members = [bucket_config.member(own, each.shape) for own, each in zip(names, variables, strict=True)]
     return [
-        Planned(f"{name}.{index}", positions, _members([variables[i] for i in positions]), kinds[positions[0]].dtype)
+        Planned(f"{name}.{index}", positions, tuple(members[i] for i in reversed(positions)), kinds[positions[0]].dtype)
         for index, positions in enumerate(plans)
     ]
-
-
-def _members(variables: Sequence[Any]) -> tuple[str, ...]:
-    """Return the name and shape of each variable of a bucket, in the model's order, as texts that ranks compare."""
-    # Each process numbers its Keras layers, so a layer's number may differ between ranks. Remove it from the names.
-    return tuple(
-        bucket_config.member(
-            re.sub(r"_\d+(?=/|$)", "", getattr(each, "path", each.name).removesuffix(":0")), each.shape
-        )
-        for each in reversed(variables)
-    )
 
 
 class Rounds:
@@ -265,14 +256,12 @@ class GradientExchange:
         self.replica_of = replica_of
         self.process_set: ProcessSet = arguments["process_set"]
         self._framework = framework
+        self._number = partial(framework.number_of, process_set=self.process_set)
         self._runtime = framework.runtime
         self._arguments = arguments
         self._owner = owner
         self._local = local
         self._rounds: dict[str, Rounds] = {}  # for each set of trained variables, by the prefix of its buckets' names
-
-    def _number(self, variable: Any) -> int:
-        return self._framework.number_of(variable, self.process_set)
 
     @property
     def _local_numbers(self) -> set[int]:

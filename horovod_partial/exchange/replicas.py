@@ -35,13 +35,14 @@ def check_equal(replica: Replica, runtime: Runtime, process_set: ProcessSet) -> 
         )
 
 
-def check_alike(kinds: Sequence[str], runtime: Runtime, process_set: ProcessSet) -> None:
-    """Compare dtypes and shapes of variables over the ranks, before a broadcast. All ranks must call this.
+def prepare_broadcast(kinds: Sequence[str], runtime: Runtime, process_set: ProcessSet) -> None:
+    """Flush, because late gradients belong to the old values, and compare dtypes and shapes of variables over the ranks.
 
-    Without this check a rank with an additional variable would wait for the other ranks for ever. `kinds` has dtype and
-    shape of each variable. If variables differ, every rank raises ValueError, which names the first such variable and
-    the ranks where it differs.
+    All ranks must call this before a broadcast. Without the comparison a rank with an additional variable would wait
+    for the other ranks for ever. `kinds` has dtype and shape of each variable. If variables differ, every rank raises
+    ValueError, which names the first such variable and the ranks where it differs.
     """
+    runtime.flush(process_set.process_set_id, compares=False)
     by_number = {str(index): kind for index, kind in enumerate(kinds)}
     by_rank, differing = _compared(by_number, "broadcast_variables.kinds", runtime, process_set)
     if differing:

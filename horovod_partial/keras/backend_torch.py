@@ -12,13 +12,12 @@ import horovod.torch as horovod
 import keras
 import torch
 from horovod.common.process_sets import ProcessSet
-from horovod.torch.mpi_ops import Average, Sum
 
 from horovod_partial.exchange import elastic
 from horovod_partial.exchange.bucket_options import BucketOptions, pack, positions_of
 from horovod_partial.exchange.gradients import Apply, Kind, Numbers, Planned, Wire, plan, step_name
 from horovod_partial.exchange.models import takes_late
-from horovod_partial.exchange.replicas import check_alike
+from horovod_partial.exchange.replicas import prepare_broadcast
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.policies import ModelPolicy, Quorum
 from horovod_partial.torch import model_operations, operations
@@ -30,7 +29,6 @@ from horovod_partial.torch.model_operations import ModelBucket, signal
 from horovod_partial.torch.operations import runtime
 
 Variable = torch.Tensor  # the class of the framework's own variables, to which `native` converts Keras's variables
-_numbers = Numbers(runtime)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -81,24 +79,13 @@ class _Buckets:
     """
 
     def __init__(
-        self,
-        planned: Sequence[Planned],
-        variables: list[Any],
-        options: BucketOptions,
-        apply: Apply | None,
-        kind_of_bucket: type[GradientBucket] = GradientBucket,
+        self, planned: Sequence[Planned], variables: list[Any], options: BucketOptions, apply: Apply | None
     ) -> None:
         self.parameters = [native(variable) for variable in variables]
+        make = MicroBatchBucket if options.shares_work else GradientBucket
         buckets = [
-            kind_of_bucket(
-                name,
-                [self.parameters[i] for i in positions],
-                options.compression,
-                members,
-                unscaled=options.unscaled,
-                grants=kind_of_bucket is MicroBatchBucket and index == 0,
-            )
-            for index, (name, positions, members, _) in enumerate(planned)
+            make(name, [self.parameters[i] for i in positions], options, members)
+            for name, positions, members, _ in planned
         ]
         self.family = GradientFamily(options, buckets)
         self._variables = variables
@@ -134,11 +121,8 @@ class _Buckets:
 class _Torch:
     """Implements `horovod_partial.exchange.gradients.Framework`. Gradients come only after the whole backward pass."""
 
-    average, total, runtime = Average, Sum, runtime
-    buckets = _Buckets
-
-    def number_of(self, variable: Any, process_set: ProcessSet) -> int:
-        return _numbers.of(native(variable), process_set)
+    runtime, buckets = runtime, _Buckets
+    number_of = staticmethod(Numbers(runtime, native).of)
 
     def divided(self, gradient: Any, divisor: int) -> Any:
         return gradient / divisor
@@ -192,13 +176,10 @@ class SharedGradients:
         kinds = [_kind_of(variable) for variable in variables]
         planned = plan(framework, step_name(framework, name, options, variables, kinds), options, variables, kinds)
         self.options = options
-        self._buckets = _Buckets(planned, variables, options, None, MicroBatchBucket)
+        self._buckets = _Buckets(planned, variables, options, None)
         self.family = self._buckets.family
+        self.declare = self.family.declare
         self._sums: list[Any] = self.family.buckets  # each is a MicroBatchBucket
-
-    def declare(self) -> None:
-        """Declare the buckets. The first bucket also keeps account of which micro-batches ranks have received."""
-        self.family.declare()
 
     def add(self, gradients: Sequence[torch.Tensor], *, arrives: bool) -> None:
         """Add the gradients of a micro-batch. If `arrives`, contribute the sums to the rounds of all buckets.
@@ -281,18 +262,12 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
     Raises:
         ValueError: the ranks have different variables. Every rank raises it.
     """
-    # Late gradients belong to the variables' old values, so deliver these gradients before the broadcast.
-    runtime.flush(horovod.global_process_set.process_set_id, compares=False)
     named = [(f"broadcast_variables.{index}", native(variable)) for index, variable in enumerate(variables)]
     kinds = [f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for _, tensor in named]
-    check_alike(kinds, runtime, horovod.global_process_set)
-    horovod.broadcast_parameters([(name, _as_sent(tensor.detach())) for name, tensor in named], root_rank)
-
-
-def _as_sent(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of a tensor that Horovod 0.28.1 can broadcast: integers of the same bits for bfloat16 and bool."""
-    bits = {torch.bfloat16: torch.int16, torch.bool: torch.uint8}.get(tensor.dtype)
-    return tensor if bits is None else tensor.view(bits)
+    prepare_broadcast(kinds, runtime, horovod.global_process_set)
+    bits = {torch.bfloat16: torch.int16, torch.bool: torch.uint8}  # dtypes that Horovod 0.28.1 cannot broadcast
+    sent = [(name, tensor.detach().view(bits.get(tensor.dtype, tensor.dtype))) for name, tensor in named]
+    horovod.broadcast_parameters(sent, root_rank)
 
 
 def broadcast_(variables: Sequence[Any], root_rank: int, device: str) -> None:

@@ -69,8 +69,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def _broadcast(self) -> None:
         if self.broadcast_done:
             return
-        optimizer = self.model.optimizer
-        variables = [*self.model.weights, *variables_of(optimizer)]
+        variables = [*self.model.weights, *variables_of(self.model.optimizer)]
         shared = [variable for variable in variables if id(backend.native(variable)) not in self._local]
         backend.broadcast_(shared, self.root_rank, self.device)
         self.broadcast_done = True
@@ -177,7 +176,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self.end_epoch = end_epoch
         self.staircase = staircase
         self.momentum_correction = momentum_correction
-        self.steps_per_epoch = steps_per_epoch
+        self.steps_per_epoch: Any = steps_per_epoch  # if it is None, Keras's own number from `on_train_begin` on
         self.current_epoch = 0
         self._multiplier = multiplier
 
@@ -210,7 +209,6 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.current_epoch = epoch
         if self._rates is not None and self._first is None:
-            assert self.steps_per_epoch is not None
             self.model.optimizer.flush()  # flush, so that all ranks begin with the same round
             self._first = steps_of(self.model.optimizer) - epoch * self.steps_per_epoch
 
@@ -224,7 +222,6 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     def rate_after(self, steps: int) -> float | None:
         """Return the learning rate of the round after `steps` applied steps; None for no change."""
-        assert self.steps_per_epoch is not None
         assert self._first is not None
         step, per_epoch = steps - self._first, self.steps_per_epoch
         last = math.inf if self.end_epoch is None else math.ceil(self.end_epoch) * per_epoch - 1
@@ -238,7 +235,6 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         if epoch < self.start_epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
             return None
         if not self.staircase:
-            assert self.steps_per_epoch is not None
             return self.initial_lr * self.multiplier(epoch + batch / self.steps_per_epoch)
         return self.initial_lr * self.multiplier(epoch)
 
@@ -278,7 +274,6 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
         def multiplier(epoch: float) -> float:
             # Count one batch more, so that the warm-up's last batch has the full learning rate.
-            assert self.steps_per_epoch is not None
             epoch += 1.0 / self.steps_per_epoch
             size = backend.horovod.size()
             return (epoch * (size - 1) / warmup_epochs + 1) / size

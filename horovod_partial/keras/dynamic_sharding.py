@@ -232,7 +232,7 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
     def get_torch_dataloader(self) -> Any:
         from keras.src.trainers.data_adapters.data_adapter_utils import get_torch_dataloader
 
-        return get_torch_dataloader(_Again(self._batches))
+        return get_torch_dataloader(self._batches())  # Keras asks for a loader in each loop, and loops over it once
 
     def get_tf_dataset(self) -> Any:
         """Return the batches of an epoch as a `tf.data.Dataset`. It loads none ahead: other ranks may take them."""
@@ -255,13 +255,3 @@ class DynamicShardingDataset(DataAdapter):  # type: ignore[misc]
     @property
     def batch_size(self) -> int | None:
         return None if self._items is not None else self._shards.batch_size
-
-
-class _Again:
-    """An iterable that calls `begin` for a new iterator each time that a loop begins."""
-
-    def __init__(self, begin: Any) -> None:
-        self._begin = begin
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._begin()

@@ -539,14 +539,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     }
     check_kinds(repeated | {"sync": None})
     if isinstance(policy, ModelPolicy):
-        refuse_about_gradients(policy, arguments, uncompressed=Compression.none, average=Average)
+        refuse_about_gradients(policy, arguments, Compression.none)
     else:
         passes = optimizer.gradient_accumulation_steps or backward_passes_per_step
         warn_of_policy(backend.runtime, policy, inner(optimizer), passes)
     check_gradient_arguments(arguments)
     accumulates = backward_passes_per_step > 1 or optimizer.gradient_accumulation_steps
-    replays = isinstance(policy, LateGradients)
-    if replays and accumulates and inner(optimizer).use_ema:
+    if isinstance(policy, LateGradients) and accumulates and inner(optimizer).use_ema:
         raise ValueError(
             f"use_ema cannot be used with gradient accumulation under {policy!r}: Keras averages after each pass, and ranks "
             "differ in those; use keras.callbacks.SwapEMAWeights without accumulation, or average the model yourself after a "
@@ -569,7 +568,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     else:
         options = options_of(
             backend.framework,
-            SharedUpdates(passes, grants=False) if shares else policy,
+            SharedUpdates(passes) if shares else policy,
             arguments,
             replays=True,
             unscaled=_scales_loss(optimizer),

@@ -22,12 +22,7 @@ def replica_of(optimizer: Any) -> Callable[[list[Any]], Replica | None]:
     The function takes the variables that the optimizer trains, and returns None if the optimizer no longer exists.
     """
     reference = weakref.ref(optimizer)
-
-    def replica(variables: list[Any]) -> Replica | None:
-        own = reference()
-        return None if own is None else ReplicaOfVariables(variables, own)
-
-    return replica
+    return lambda variables: None if (own := reference()) is None else ReplicaOfVariables(variables, own)
 
 
 def arrays_of(variables: Iterable[Any]) -> dict[Key, Array]:

@@ -17,19 +17,14 @@ class _Token:
     """An object that exists once for each thread, and is freed when the thread ends."""
 
 
-class _OfThread(threading.local):
-    def __init__(self) -> None:
-        self.token = _Token()
-
-
 Thread: TypeAlias = weakref.ref[_Token]  # a reference to a thread; it returns None when the thread has ended
 NO_THREAD: Thread = weakref.ref(_Token())  # counts as a thread that has ended
-_of_thread = _OfThread()
+_of_thread = threading.local()
 
 
 def this_thread() -> Thread:
     """Return a reference to the calling thread. (A thread's identifier may be that of a thread which has ended.)"""
-    return weakref.ref(_of_thread.token)
+    return weakref.ref(vars(_of_thread).setdefault("token", _Token()))
 
 
 class Applier(Protocol):
@@ -96,7 +91,7 @@ class Averager(Protocol):
 
 
 class Meanwhile:
-    """Lets a thread's optimizers apply missed rounds while the thread waits for something else.
+    """Lets those of a thread's optimizers that can do so apply missed rounds while the thread waits for something else.
 
     They do so when `replay_limit - 1` rounds were missed, because the core would add up rounds beyond `replay_limit`.
     Those with round hooks that may wait also do so when the thread has waited for a second, because other ranks may wait
@@ -107,7 +102,7 @@ class Meanwhile:
         self._appliers = [
             (applier, family.drain(waited, applier.round_steps.hooks_wait))
             for applier in appliers
-            if (family := applier.family) is not None
+            if (family := applier.family) is not None and applier.applies_ahead
         ]
 
     @property
@@ -124,7 +119,7 @@ class Meanwhile:
                     draining.end()
                     self._appliers.remove((applier, draining))
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Tell the core that the thread's wait is over."""
         for draining in self.drainings:
             draining.end()

@@ -8,6 +8,8 @@ from typing import Any
 from horovod_partial import _core, policies
 from horovod_partial.policies import FOR_EVER, LateGradients, ModelPolicy, Policy, Quorum, SharedUpdates, Solo
 
+# The dtypes that Horovod reduces in every framework, each with its number in Horovod's C++ code.
+DTYPES = {"int32": 4, "int64": 5, "float16": 6, "float32": 7, "float64": 8}
 INTERNAL = "horovod_partial."  # the prefix of the names of internal buckets. Statistics leave internal buckets out
 
 
@@ -21,22 +23,20 @@ def arguments(
     postscale_factor: float = 1.0,
     missed: str = "sum",
     divisor: str = "ranks",
-    late: str = "accumulate",
-    drop_nonfinite: bool = False,
-    weights: str = "uniform",
-    weight_parameter: float = 1.0,
+    grants: bool = False,
     members: Sequence[str] = (),
     agreed: Sequence[str] = (),
+    **handling: Any,
 ) -> _core.BucketSpec:
     """Return all that a bucket is declared with, except the shape, the type and the place of its tensor.
 
     `average` says whether the sum of a round is divided, and `divisor` by what: the number of `"ranks"`, or of
     `"contributors"` to the sum. `prescale_factor` multiplies each contribution, `postscale_factor` each result.
-    `missed` says what becomes of missed results: `"sum"`, `"latest"` or `"replay"`. `late` says what becomes of late
-    contributions: `"accumulate"`, `"discard"` or `"keep"`; `drop_nonfinite` drops them if they are not finite.
-    `weights` says how models are weighted: `"uniform"`, `"staleness"` or `"contraction"`, with the factor
-    `weight_parameter`. `members` has a text from `member` for each tensor in the bucket. `agreed` says in words what
-    else must be the same on all ranks. In round 0 ranks compare `members` and `agreed`.
+    `missed` says what becomes of missed results: `"sum"`, `"latest"` or `"replay"`. Under `SharedUpdates`, `grants` says
+    whether the bucket's messages also assign micro-batches to ranks, and report which micro-batches have begun.
+    `members` has a text from `member` for each tensor in the bucket. `agreed` says in words what else must be the same
+    on all ranks. In round 0 ranks compare `members` and `agreed`. `handling` has further fields of `BucketSpec`, such
+    as `late` (cpp/core/rounds/bucket_spec.h explains them).
 
     Raises ValueError if an argument is wrong, or if `size` is None, Horovod's answer for an unknown process set.
     """
@@ -52,19 +52,16 @@ def arguments(
     if missed == "replay":
         words.append("missed=replay")
     words += agreed
-    limit = {"replay_limit": sync.replay_limit} if isinstance(sync, LateGradients) else {}
+    if isinstance(sync, LateGradients):
+        handling["replay_limit"] = sync.replay_limit
     return _core.BucketSpec(
-        policy=sync.to_core(size).replace(description=" ".join(words)),
+        policy=sync.to_core(size).replace(description=" ".join(words), grants=grants),
         missed=missed,
-        late=late,
         divisor="contributors" if average and divisor == "contributors" else "none",
-        drop_nonfinite=drop_nonfinite,
-        weights=weights,
-        weight_parameter=weight_parameter,
         members=list(members),
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor / size if average and divisor == "ranks" else postscale_factor,
-        **limit,
+        **handling,
     )
 
 

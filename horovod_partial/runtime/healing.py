@@ -11,19 +11,22 @@ import pickle
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Container, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from horovod.common.process_sets import ProcessSet
 
 from horovod_partial import _attach, log
 from horovod_partial.policies import Quorum
 from horovod_partial.runtime import bucket_config
 from horovod_partial.settings import settings
 
-_INT32 = 4  # Horovod's number for the type int32
+if TYPE_CHECKING:
+    from horovod_partial.runtime.runtime import Runtime
+
 # A family is the buckets of one optimizer. Ranks compare the replicas of at most this many families in one round.
 _FAMILIES = 32
 _WORDS = 8  # the number of 32-bit words by which a rank describes one family and its replica to other ranks
@@ -127,22 +130,18 @@ _in_flight: list[Posted] = []
 _in_flight_lock = threading.Lock()
 
 
-@dataclass(eq=False)
 class Meeting:
     """The exchange of messages in which the ranks of a process set compare their replicas.
 
     Only the thread that flushes compares replicas. The messages travel in two buckets, FACTS and VALUES, which exist as
-    long as the process set. `submit` and `family` are those of `Runtime`, for this process set, whose `rank` and `size`
-    are given.
+    long as the process set.
     """
 
-    submit: Callable[..., _attach.Handle]
-    family: Callable[[Sequence[str]], _attach.Family]
-    rank: int
-    size: int
-
-    def open(self) -> None:
-        """Begin round 0 of FACTS and VALUES, to declare these buckets before any rank can end. Does not block."""
+    def __init__(self, runtime: Runtime, process_set: ProcessSet) -> None:
+        self.rank, self.size = process_set.rank(), runtime.size_of(process_set)
+        self.family = partial(runtime.family, process_set)
+        self._submit = partial(runtime.submit, process_set.process_set_id)
+        # Begin round 0 of both buckets, to declare them before any rank can end. This does not block.
         for name, size in ((FACTS, self.size * _FAMILIES * _WORDS), (VALUES, _CHUNK)):
             self.post(name, np.zeros(size, np.int32))
 
@@ -152,7 +151,7 @@ class Meeting:
 
     @property
     def has_begun(self) -> bool:
-        """Whether round 0 of FACTS has ended, so that all ranks have opened this meeting."""
+        """Whether round 0 of FACTS has ended, so that all ranks have begun this meeting."""
         return self.family([FACTS]).taken > 0
 
     def post(self, name: str, values: Array) -> Posted:
@@ -162,9 +161,9 @@ class Meeting:
         """
         sync = Quorum(1.0, grace_ms=0)
         spec = bucket_config.arguments(sync=sync, size=self.size, average=False, missed="latest", late="discard")
-        config = _attach.BucketConfig(spec, dtype=_INT32, shape=[values.size], device=-1)
+        config = _attach.BucketConfig(spec, dtype=bucket_config.DTYPES["int32"], shape=[values.size], device=-1)
         address = values.ctypes.data
-        posted = Posted(self.submit(name, config, address, address, 0, 0), values)
+        posted = Posted(self._submit(name, config, address, address, 0, 0), values)
         with _in_flight_lock:
             _in_flight[:] = [other for other in _in_flight if not other.handle.poll()] + [posted]
         return posted
@@ -228,7 +227,7 @@ class Introduction:
         """Log a warning if the ranks began with different models. Returns False before all hashes are there.
 
         It never waits, because a rank that had joined may begin much later than the others. With `claims` the calling
-        thread is to arrive at the meeting's buckets, even if a gradient hook has opened the meeting in another thread.
+        thread is to arrive at the meeting's buckets, even if a gradient hook has begun the meeting in another thread.
         """
         if self._start is None:
             return True

@@ -7,7 +7,6 @@ cycle: the handshake after `init`, the flush before `shutdown`, and the exit han
 from __future__ import annotations
 
 import atexit
-import functools
 import json
 import os
 import sys
@@ -15,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -293,12 +292,9 @@ class Runtime:
             self.core.deliver(process_set, [applier.family.names for applier in appliers])
             for applier in appliers:
                 applier.apply_rounds()
-        trained = []
         for applier in self._of_this_thread(self._ahead_appliers):
             applier.declare()
-        for applier in self.exchanges():
-            if applier.family is not None:
-                trained.append((applier.family, applier.family.lost))
+        trained = [(family, family.lost) for each in self.exchanges() if (family := each.family) is not None]
         self._thread.takes_no_rounds = True
         try:
             last = self._mpi_ops.join(*args, **kwargs)
@@ -472,20 +468,14 @@ class Runtime:
         with self._taking_rounds(waited=waited) as meanwhile:
             meanwhile.apply()
 
-    @contextmanager
-    def _taking_rounds(self, but: Sequence[Applier] = (), waited: float = 0.0) -> Iterator[Meanwhile]:
+    def _taking_rounds(self, but: Sequence[Applier] = (), waited: float = 0.0) -> closing[Meanwhile]:
         """Context of a wait that began `waited` seconds ago. The thread's optimizers not in `but` may apply rounds."""
         thread = this_thread()
         with self._appliers_lock:
             appliers = [each for each in self._ahead_appliers if each.thread == thread and each not in but]
         if getattr(self._thread, "takes_no_rounds", False):
             appliers.clear()
-        there = [each for each in appliers if each.process_set.process_set_id is not None and each.family]
-        meanwhile = Meanwhile([each for each in there if each.applies_ahead], waited)
-        try:
-            yield meanwhile
-        finally:
-            meanwhile.end()
+        return closing(Meanwhile(appliers, waited))
 
     def device_of_buckets(self) -> int:
         """Return Horovod's number of the device that this rank's buckets lie on; -1 is the host."""
@@ -528,14 +518,7 @@ class Runtime:
                 self._meetings.clear()
             meeting = self._meetings.get(number)
             if meeting is None:
-                meeting = healing.Meeting(
-                    functools.partial(self.submit, number),
-                    functools.partial(self.family, process_set),
-                    process_set.rank(),
-                    self.size_of(process_set),
-                )
-                meeting.open()
-                self._meetings[number] = meeting
+                meeting = self._meetings[number] = healing.Meeting(self, process_set)
         return meeting
 
     def add_process_set(self, process_set: ProcessSet | Sequence[int]) -> ProcessSet:

@@ -6,9 +6,7 @@ from functools import partial
 from typing import Any
 
 import tensorflow as tf
-from horovod.common.process_sets import ProcessSet
 from horovod.tensorflow import _make_allreduce_grads_fn
-from horovod.tensorflow.mpi_ops import Average, Sum
 
 from horovod_partial.exchange.arguments import warn_of_float32
 from horovod_partial.exchange.bucket_options import BucketOptions
@@ -16,17 +14,12 @@ from horovod_partial.exchange.gradients import Kind, Numbers, Restore, Wire
 from horovod_partial.tensorflow.buckets import Buckets
 from horovod_partial.tensorflow.graph import native, refuse_xla, runtime, wire_dtype
 
-_numbers = Numbers(runtime)
-
 
 class TensorFlow:
     """Implements `horovod_partial.exchange.gradients.Framework`, in eager code and in graphs."""
 
-    average, total, runtime = Average, Sum, runtime
-    buckets = Buckets
-
-    def number_of(self, variable: Any, process_set: ProcessSet) -> int:
-        return _numbers.of(native(variable), process_set)
+    runtime, buckets = runtime, Buckets
+    number_of = staticmethod(Numbers(runtime, native).of)
 
     def divided(self, gradient: Any, divisor: int) -> Any:
         if isinstance(gradient, tf.IndexedSlices):

@@ -19,6 +19,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import CondBranchFuncGrap
 
 from horovod_partial import _core
 from horovod_partial.exchange.devices import gpu_refusal
+from horovod_partial.runtime import bucket_config
 from horovod_partial.runtime.runtime import Runtime
 
 _LIBRARY = str(Path(get_extension_full_path(mpi_ops.__file__, "mpi_lib")).resolve())
@@ -31,9 +32,6 @@ library.horovod_partial_set_library(_LIBRARY.encode())
 library.horovod_partial_has_gpu_kernels.restype = ctypes.c_bool
 
 _ADVICE = "use sync=hvd.Full(), or compute and train under tf.device('/CPU:0')"
-
-# Tensors travel in these dtypes, same as under PyTorch.
-_DTYPES = (tf.int32, tf.int64, tf.float16, tf.float32, tf.float64)
 
 
 class RoundInfo(NamedTuple):
@@ -67,7 +65,7 @@ def wire_dtype(dtype: tf.DType) -> tf.DType:
     """
     if dtype == tf.bfloat16:
         return tf.float32
-    if dtype not in _DTYPES:
+    if dtype.name not in bucket_config.DTYPES:
         raise ValueError(f"Tensor type {dtype.name} is not supported.")
     return dtype
 
@@ -158,5 +156,4 @@ def arrive(
             size=runtime.size_of(process_set),
             spec=spec.encode(),
         )
-    round, late, fresh, gradients, staleness, empty = tf.unstack(numbers, 6)
-    return results, RoundInfo(round, late, fresh, gradients, staleness, empty, members, member_work)
+    return results, RoundInfo._make([*tf.unstack(numbers, 6), members, member_work])

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import horovod.tensorflow as horovods
 import tensorflow as tf
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.tensorflow.mpi_ops import Average, Sum
+from horovod.tensorflow.mpi_ops import Average
 
 from horovod_partial.checks import require
 from horovod_partial.exchange.arguments import check_kinds, is_average, of_allreduce, of_average
@@ -176,7 +176,7 @@ def reduce(
     """
     check_kinds({"name": name, "op": op, "process_set": process_set, "return_info": return_info})
     runtime.check_initialized()
-    divides = is_average(op, Average, Sum)
+    divides = is_average(op)
     if not name:
         raise ValueError("a partial collective needs a name, the same in every round: pass name=")
     several = isinstance(tensor, (list, tuple))

@@ -41,9 +41,8 @@ def broadcast_variables(
     natives = [native(variable) for variable in variables]
     if not tf.executing_eagerly():
         return _in_place(natives, root_rank, process_set) if inplace else _by_copies(natives, root_rank, process_set)
-    runtime.flush(process_set.process_set_id, compares=False)  # deliver late gradients: they belong to the old values
     kinds = [f"{variable.dtype.name} {tuple(variable.shape)}" for variable in natives]
-    replicas.check_alike(kinds, runtime, process_set)
+    replicas.prepare_broadcast(kinds, runtime, process_set)
     if inplace:
         _in_place(natives, root_rank, process_set)
     else:

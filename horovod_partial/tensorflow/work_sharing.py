@@ -12,11 +12,10 @@ import tensorflow as tf
 from horovod_partial import _attach
 from horovod_partial.exchange.bucket_options import BucketOptions
 from horovod_partial.exchange.gradients import Kind, Planned, plan, step_name
+from horovod_partial.runtime import bucket_config
 from horovod_partial.tensorflow.buckets import functions_of, repeat
 from horovod_partial.tensorflow.gradients import framework
 from horovod_partial.tensorflow.graph import runtime, wire_dtype
-
-_TYPES = {"float16": 6, "float32": 7, "float64": 8}  # the numbers of dtypes in Horovod's C++ code
 
 
 class _Bucket:
@@ -25,30 +24,18 @@ class _Bucket:
     `positions` are the positions of the bucket's gradients in a step. `sum` is the sum of this rank's gradients in
     `made` micro-batches of the open update. After `take`, `sum` has the gradients of the update. `wire` is the memory
     that travels: `sum` itself, or a copy in the type that travels. `handle` is the last arrival in the open update;
-    None before the first arrival. `grants` is True for an optimizer's first bucket, whose messages grant micro-batches.
+    None before the first arrival.
     """
 
-    def __init__(
-        self, planned: Planned, shapes: list[Any], dtype: Any, options: BucketOptions, *, grants: bool
-    ) -> None:
-        self.name, self.positions = planned.name, planned.positions
-        self._members, self._options, self._grants = planned.members, options, grants
+    def __init__(self, planned: Planned, shapes: list[Any], dtype: Any) -> None:
+        self.name, self.positions, self.members = planned.name, planned.positions, planned.members
         sizes = [shape.num_elements() for shape in shapes]
         self.sum: npt.NDArray[Any] = np.zeros(sum(sizes), dtype)
         self.wire = self.sum if planned.dtype == dtype else np.zeros(sum(sizes), planned.dtype)
         self.handle: _attach.Handle | None = None
         self.made = 0
-        offsets = np.cumsum([0, *sizes])
-        self.views = [
-            self.sum[first:last].reshape(shape)
-            for first, last, shape in zip(offsets, offsets[1:], map(tuple, shapes), strict=False)
-        ]
-
-    @property
-    def config(self) -> _attach.BucketConfig:
-        """What the bucket is declared with now. (An elastic job may change the number of ranks.)"""
-        spec = self._options.spec(self._members, grants=self._grants)
-        return _attach.BucketConfig(spec, dtype=_TYPES[self.wire.dtype.name], shape=[self.wire.size], device=-1)
+        parts = np.split(self.sum, np.cumsum(sizes)[:-1])
+        self.views = [part.reshape(tuple(shape)) for part, shape in zip(parts, shapes, strict=True)]
 
 
 class SharedGradients:
@@ -72,17 +59,21 @@ class SharedGradients:
             kinds.append(Kind(travels.name, shape.num_elements() * travels.size, dtype.name))
         name = step_name(framework, name, options, variables, kinds)
         self._buckets = [
-            _Bucket(
-                each, [shapes[i] for i in each.positions], kinds[each.positions[0]].place, options, grants=not index
-            )
-            for index, each in enumerate(plan(framework, name, options, variables, kinds))
+            _Bucket(each, [shapes[i] for i in each.positions], kinds[each.positions[0]].place)
+            for each in plan(framework, name, options, variables, kinds)
         ]
         self.family = runtime.family(self.process_set, [bucket.name for bucket in self._buckets])
+
+    def _config(self, bucket: _Bucket) -> _attach.BucketConfig:
+        """Return what a bucket is declared with now. (An elastic job may change the number of ranks.)"""
+        spec = self.options.spec(bucket.members, grants=bucket is self._buckets[0])
+        dtype = bucket_config.DTYPES[bucket.wire.dtype.name]
+        return _attach.BucketConfig(spec, dtype=dtype, shape=[bucket.wire.size], device=-1)
 
     def declare(self) -> None:
         """Declare the buckets. The first bucket also keeps account of which micro-batches ranks have received."""
         for bucket in self._buckets:
-            runtime.declare(self.process_set.process_set_id, bucket.name, bucket.config)
+            runtime.declare(self.process_set.process_set_id, bucket.name, self._config(bucket))
 
     def add(self, gradients: Sequence[tf.Tensor], *, arrives: bool) -> None:
         """Add a micro-batch's gradients. If `arrives`, contribute the sums to the round, in the first bucket last."""
@@ -100,7 +91,8 @@ class SharedGradients:
                 bucket.wire[...] = bucket.sum
             if arrives:
                 address, number = bucket.wire.ctypes.data, self.process_set.process_set_id
-                bucket.handle = runtime.submit(number, bucket.name, bucket.config, address, address, work=0, stream=0)
+                config = self._config(bucket)
+                bucket.handle = runtime.submit(number, bucket.name, config, address, address, work=0, stream=0)
 
     def take(self) -> bool:
         """Take the oldest complete update. Returns False if there is no such update, or if it has no gradient."""

@@ -30,7 +30,7 @@ class BucketSet:
 
     `names` has the names of all parameters, in the order of the model. `travels` says whether gradients travel: this
     rank is in the process set, other ranks are too, and there are parameters to train. `frozen` are parameters that
-    were frozen since the optimizer was wrapped. With `shares_work` the first bucket is the one that backward completes
+    were frozen since the optimizer was wrapped. Under work sharing the first bucket is the one that backward completes
     last. The core counts the arrivals at this bucket as finished micro-batches, and then grants further micro-batches.
     """
 
@@ -39,19 +39,15 @@ class BucketSet:
         optimizer: torch.optim.Optimizer,
         names: dict[torch.nn.Parameter, str],
         options: BucketOptions,
-        merging: MergedGradients | None = None,
-        *,
-        shares_work: bool = False,
+        merging: MergedGradients | None,
     ) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ValueError(
                 "LBFGS evaluates its closure several times a step, which buckets cannot follow; use Full() without merging"
             )
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        planned = options.plan(
-            parameters, list(map(kind, parameters)), [p.numel() * p.element_size() for p in parameters]
-        )
-        self._planned = [[parameters[i] for i in bucket] for bucket in planned][:: -1 if shares_work else 1]
+        planned = options.plan(parameters, list(map(kind, parameters)), [p.nbytes for p in parameters])
+        self._planned = [[parameters[i] for i in bucket] for bucket in planned][:: -1 if options.shares_work else 1]
         self.process_set = options.process_set
         self.options = options
         self.names = {parameter: names[parameter] for parameter in parameters}
@@ -60,7 +56,6 @@ class BucketSet:
         self.merging: Merging | None = None
         self.introduction: healing.Introduction | None = None  # compares the parameters of all ranks at the start
         self._merging_options = merging
-        self._shares_work = shares_work
         self._tenure = Tenure(runtime)  # tells whether the buckets were named since the last `hvd.init()`
         self.hooks: list[Any] = []  # the gradient hooks of parameters; not emptied when the hooks are removed
         self._use({str(index): members for index, members in enumerate(self._planned)})
@@ -68,17 +63,10 @@ class BucketSet:
         self.travels = bool(parameters) and self.process_set.included() and not runtime.is_alone(self.process_set)
 
     def _use(self, planned: Mapping[str, Sequence[torch.nn.Parameter]]) -> None:
-        make = MicroBatchBucket if self._shares_work else GradientBucket
+        make = MicroBatchBucket if self.options.shares_work else GradientBucket
         self.buckets: list[GradientBucket] = [
-            make(
-                name,
-                parameters,
-                self.options.compression,
-                [bucket_config.member(self.names[parameter], parameter.shape) for parameter in reversed(parameters)],
-                unscaled=self.options.unscaled,
-                grants=self._shares_work and index == 0,
-            )
-            for index, (name, parameters) in enumerate(planned.items())
+            make(name, of, self.options, [bucket_config.member(self.names[p], p.shape) for p in reversed(of)])
+            for name, of in planned.items()
         ]
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         self.family = GradientFamily(self.options, self.buckets)

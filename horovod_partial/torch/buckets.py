@@ -31,20 +31,13 @@ class GradientBucket:
 
     After `take` a parameter's `grad` is a view of the flat tensor, so a round's result needs no copy back. If `grad`
     was None before backward, backward has made a new tensor, and `take` copies it. All parameters are on one device.
-    Ranks compare `members` (texts of `bucket_config.member`) in round 0, and errors name them. If `unscaled`, gradients
-    travel without their loss scale. Float16 travels as float32 then, because small gradients would become 0 in float16.
-    Under work sharing the first bucket of an optimizer `grants` micro-batches.
+    Ranks compare `members` (texts of `bucket_config.member`) in round 0, and errors name them. If `options.unscaled`,
+    gradients travel without their loss scale. Float16 travels as float32 then, because small gradients would become 0
+    in float16.
     """
 
     def __init__(
-        self,
-        name: str,
-        parameters: Sequence[torch.nn.Parameter],
-        compression: Any,
-        members: Sequence[str] = (),
-        *,
-        unscaled: bool = False,
-        grants: bool = False,
+        self, name: str, parameters: Sequence[torch.nn.Parameter], options: BucketOptions, members: Sequence[str]
     ) -> None:
         first = parameters[0]
         for parameter in parameters:
@@ -57,13 +50,12 @@ class GradientBucket:
         self.name = name
         self.parameters = list(parameters)
         self.members = tuple(members)
-        self.grants = grants
         self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
         self.views = self.views_of(self.flat)
         # Compress an empty tensor to find out which dtype the compression makes.
-        self.compression = Widened if first.dtype == torch.bfloat16 else compression
+        self.compression: Any = Widened if first.dtype == torch.bfloat16 else options.compression
         self.wire_dtype = wire_dtype(self.compression.compress(self.flat[:0])[0].dtype)
-        if unscaled and self.wire_dtype == torch.float16:
+        if options.unscaled and self.wire_dtype == torch.float16:
             warn_of_float32()
             self.compression, self.wire_dtype = Widened, torch.float32
         self.missing = set(self.parameters)
@@ -212,8 +204,8 @@ class MicroBatchBucket(GradientBucket):
     object keeps one tensor of that dtype, and all arrivals use it.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.made = 0  # how many micro-batches of the open update the bucket's sum contains
         if self.wire_dtype != self.flat.dtype:
             self.wire = torch.empty_like(self.flat, dtype=self.wire_dtype)
@@ -262,7 +254,7 @@ class GradientFamily(_attach.Family):
     """The buckets of one optimizer's gradients. A rank arrives at them one by one, and takes their results together.
 
     `hvd.DistributedOptimizer` arrives at a bucket during backward, as soon as the bucket has all of its gradients.
-    Keras arrives at all buckets after backward.
+    Keras arrives at all buckets after backward. Under work sharing the first bucket grants micro-batches.
     """
 
     def __init__(self, options: BucketOptions, buckets: Sequence[GradientBucket]) -> None:
@@ -277,8 +269,9 @@ class GradientFamily(_attach.Family):
     def _config(self, bucket: GradientBucket) -> _attach.BucketConfig:
         key = bucket, runtime.size_of(self.process_set)
         if key not in self._configs:
+            grants = self._options.shares_work and bucket is self.buckets[0]
             is_integer = not bucket.wire_dtype.is_floating_point
-            spec = self._options.spec(bucket.members, grants=bucket.grants, is_integer=is_integer)
+            spec = self._options.spec(bucket.members, grants=grants, is_integer=is_integer)
             self._configs[key] = config_of(spec, bucket.wire_dtype, bucket.flat)
         return self._configs[key]
 

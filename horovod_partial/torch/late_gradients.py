@@ -109,7 +109,8 @@ class LateGradients(RoundApplier):
 
     shares_work = False
 
-    def _start(self) -> None:
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._state = StepState()
         self._is_by_hand = False  # whether the program has changed a shown result, or has taken no step with it
         self._ahead = ParametersAhead()
@@ -386,8 +387,7 @@ class LateGradients(RoundApplier):
             finally:
                 for bucket, flat in zip(self.buckets, shown, strict=True):
                     bucket.flat.copy_(flat)
-                self._set.show()
-                for bucket in self.buckets:
+                    bucket.show(self._set.frozen)
                     bucket.watch(copies=True)
                 self._state = self._state.ahead()
 

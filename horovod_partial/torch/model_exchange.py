@@ -66,16 +66,16 @@ class ModelExchange(models.ModelExchange, Exchange):
         optimizer: torch.optim.Optimizer,
         *,
         names: dict[torch.nn.Parameter, str],
-        named_buffers: Iterable[tuple[str, torch.Tensor]] | None,
+        named_buffers: list[tuple[str, torch.Tensor]],
         process_set: ProcessSet,
         policy: ModelPolicy,
         round_steps: RoundSteps,
     ) -> None:
         super().__init__(policy, process_set)
         self.round_steps = round_steps
-        self._named_buffers = list(named_buffers or ())
-        fits = all(isinstance(pair, tuple) for pair in self._named_buffers)
-        require(fits, "named_buffers", "model.named_buffers()", self._named_buffers)
+        fits = all(isinstance(pair, tuple) for pair in named_buffers)
+        require(fits, "named_buffers", "model.named_buffers()", named_buffers)
+        self._named_buffers = named_buffers
         self._names = names
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._trained = [p for p in parameters if p.requires_grad]
@@ -190,10 +190,8 @@ class ModelExchange(models.ModelExchange, Exchange):
         return ""
 
     def _pack(self, tensors: Sequence[torch.Tensor]) -> ModelBucket:
-        known = self._bucket.tensors if self._bucket is not None else []
-        if len(known) != len(tensors) or any(a is not b for a, b in zip(known, tensors, strict=True)):
+        if self._bucket is None or list(map(id, self._bucket.tensors)) != list(map(id, tensors)):
             self._bucket = ModelBucket(tensors)  # the first step and `load_state_dict` make new state tensors
-        assert self._bucket is not None
         self._bucket.pack()
         return self._bucket
 
@@ -230,11 +228,8 @@ class ModelExchange(models.ModelExchange, Exchange):
     def is_flushed(self) -> bool:
         return not self.is_needed or self._flushed_at == self._local_steps
 
-    def stop_reducing(self) -> None:
-        self.settle()
-
-    def before_state_dict(self) -> None:
-        self.synchronize()
+    stop_reducing = settle
+    before_state_dict = synchronize
 
     def forget(self) -> None:
         if runtime.failed or not runtime.is_initialized():

@@ -138,11 +138,10 @@ class ModelBucket:
                 raise ValueError(f"a model policy averages floating-point tensors, not {tensor.dtype}")
             if tensor.device != device:
                 raise ValueError(f"a model policy needs all tensors on one device, not on {device} and {tensor.device}")
-        wide = any(tensor.dtype == torch.float64 for tensor in self.tensors)
-        self.flat = torch.zeros(
-            sum(t.numel() for t in self.tensors), dtype=torch.float64 if wide else torch.float32, device=device
-        )
-        parts = torch.split(self.flat, [t.numel() for t in self.tensors])
+        sizes = [tensor.numel() for tensor in self.tensors]
+        dtype = torch.float64 if torch.float64 in {tensor.dtype for tensor in self.tensors} else torch.float32
+        self.flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
+        parts = torch.split(self.flat, sizes)
         self._views = [part.view(t.shape) for part, t in zip(parts, self.tensors, strict=True)]
 
     @torch.no_grad()

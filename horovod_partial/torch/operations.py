@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch import mpi_lib_v2, mpi_ops
-from horovod.torch.mpi_ops import Average, Sum
+from horovod.torch.mpi_ops import Average
 
 from horovod_partial import _attach, _core
 from horovod_partial.checks import is_int, require
@@ -76,8 +76,7 @@ record = runtime.record
 shutdown = runtime.shutdown
 watch = runtime.watch
 
-# The dtypes that Horovod's PyTorch operations reduce, each with its number in Horovod's C++ code.
-_DTYPES = {torch.int32: 4, torch.int64: 5, torch.float16: 6, torch.float32: 7, torch.float64: 8}
+_DTYPES = {getattr(torch, name): number for name, number in bucket_config.DTYPES.items()}
 
 
 class _InFlight(set["PartialHandle"]):
@@ -184,9 +183,7 @@ def make_config(
     *, dtype: torch.dtype, shape: tuple[int, ...], device: int = -1, op: int = Average, **arguments: Any
 ) -> _attach.BucketConfig:
     """Check the arguments of a bucket, and build its declaration for the core. `dtype` is that of the data sent."""
-    spec = bucket_config.arguments(
-        average=is_average(op, Average, Sum), is_integer=not dtype.is_floating_point, **arguments
-    )
+    spec = bucket_config.arguments(average=is_average(op), is_integer=not dtype.is_floating_point, **arguments)
     return _attach.BucketConfig(spec, dtype=_DTYPES[dtype], shape=list(shape), device=device)
 
 

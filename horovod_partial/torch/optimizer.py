@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.compression import Compression
-from horovod.torch.mpi_ops import Average, Sum
+from horovod.torch.mpi_ops import Average
 
 from horovod_partial import policies
 from horovod_partial.checks import is_flag, require
@@ -132,11 +132,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     counted = counting_passes if step_each_pass else lambda optimizer: optimizer
     round_steps = RoundSteps(max_grad_norm, max_grad_value, grad_transform)
     if isinstance(policy, ModelPolicy):
-        refuse_about_gradients(policy, arguments, uncompressed=Compression.none, average=Average)
+        refuse_about_gradients(policy, arguments, Compression.none)
         if "buffers" in policy.average and named_buffers is None:
             raise ValueError('average="buffers" needs named_buffers=model.named_buffers()')
         names = check_names(optimizer, named_parameters)
-        buffers = None if named_buffers is None else list(named_buffers)
+        buffers = list(named_buffers or ())
         averaged = wrap(
             optimizer,
             lambda optimizer: ModelExchange(
@@ -168,19 +168,17 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     agreed["merging"] = None if merging is None else merging.agreed
 
     def make_exchange(optimizer: torch.optim.Optimizer) -> RoundApplier:
-        sync: Any = SharedUpdates(backward_passes_per_step, grants=False) if shares else policy
+        sync: Any = SharedUpdates(backward_passes_per_step) if shares else policy
         options = BucketOptions(
             runtime,
             # Merged gradients travel in rounds, even under Full(), where each round waits for every rank.
             Quorum(1.0) if isinstance(policy, Full) else sync,
             horovods,
-            average=Average,
-            total=Sum,
             replays=True,
             unscaled=scales and process_set.included() and not runtime.is_alone(process_set),
             agreed=[f"{name}={value}" for name, value in agreed.items() if value is not None],
         )
-        buckets = BucketSet(optimizer, with_positions(optimizer, names), options, merging, shares_work=shares)
+        buckets = BucketSet(optimizer, with_positions(optimizer, names), options, merging)
         return (SharedGradients if shares else LateGradients)(
             buckets, round_steps, grad_scaler, backward_passes_per_step
         )

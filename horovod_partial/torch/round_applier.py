@@ -46,11 +46,6 @@ class RoundApplier(Exchange, ABC):
         self._steps_in_round = 1.0  # how many steps per rank, on average, the result of the newest round contains
         self._came_from: int | None = None  # the rank that has broadcast all parameters since the last round, if any
         self._has_warned = False  # whether the warning about `state_dict` without a flush was given
-        self._start()
-
-    @abstractmethod
-    def _start(self) -> None:
-        """Set up the state and the gradient hooks of the subclass. The constructor calls this last."""
 
     @property
     def buckets(self) -> Sequence[GradientBucket]:

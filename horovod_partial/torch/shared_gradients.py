@@ -28,7 +28,8 @@ class SharedGradients(RoundApplier):
     buckets: list[MicroBatchBucket]
     work: SharedWork
 
-    def _start(self) -> None:
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.work = SharedWork(runtime, self.process_set, self._passes, self)
         self.work.is_alone = not self._set.travels
         self._applied = 0  # how many updates have been applied since the end of the last step

@@ -239,7 +239,7 @@ def _write_rank(path: Path, job: Job, rank: int, rows: list[Row]) -> None:
     header = {"format": "horovod_partial.recording", "version": 2, "run": job.run, "rank": rank, "host": host.name}
     header |= {"clock": host.name, "size": job.compute.shape[1], "pid": 4711 + rank}
     header |= {"wall": WALL + start + host.wall_error, "steady": round(1e6 * shown(start))}
-    policy = repr(SharedUpdates(job.passes, False)) if job.passes else f"quorum:{job.quorum}"
+    policy = repr(SharedUpdates(job.passes)) if job.passes else f"quorum:{job.quorum}"
     numbers = [bucket_number(rank, bucket) for bucket in range(len(BUCKETS))]
     buckets = {"table": "buckets", "bucket": numbers, "name": BUCKETS, "policy": [policy] * 2, "process_set": [0, 0]}
     buckets["bytes"] = NBYTES

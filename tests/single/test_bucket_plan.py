@@ -1,10 +1,15 @@
 """Which gradients travel together."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import torch
+from horovod.torch import mpi_ops
 from horovod.torch.compression import Compression
 from hypothesis import given
 from hypothesis import strategies as st
 
+from horovod_partial.exchange.arguments import AVERAGE, SUM
 from horovod_partial.exchange.bucket_options import pack, positions_of
 from horovod_partial.torch.buckets import GradientBucket, kind
 
@@ -22,6 +27,15 @@ def plan(
 
 def sizes(buckets: list[list[torch.nn.Parameter]]) -> list[list[int]]:
     return [[p.numel() for p in bucket] for bucket in buckets]
+
+
+def bucket_of(listed: list[torch.nn.Parameter], compression: type = Compression.none) -> GradientBucket:
+    options: Any = SimpleNamespace(compression=compression, unscaled=False)
+    return GradientBucket("b", listed, options, ())
+
+
+def test_the_numbers_of_horovods_operations() -> None:
+    assert (mpi_ops.Average, mpi_ops.Sum) == (AVERAGE, SUM)
 
 
 def test_reverse_order_as_backward_makes_them() -> None:
@@ -65,7 +79,7 @@ def test_every_parameter_is_in_one_bucket(counts: list[int], bucket_bytes: int) 
 
 def test_gradients_become_views_of_the_bucket() -> None:
     two, three = parameters(2, 3)
-    bucket = GradientBucket("b", [three, two], Compression.none)
+    bucket = bucket_of([three, two])
     two.grad, three.grad = torch.full((2,), 2.0), torch.full((3,), 3.0)
     assert not bucket.take(two)
     assert bucket.take(three)
@@ -77,7 +91,7 @@ def test_gradients_become_views_of_the_bucket() -> None:
 
 def test_a_missing_gradient_counts_as_zeros() -> None:
     (one,) = parameters(4)
-    bucket = GradientBucket("b", [one], Compression.none)
+    bucket = bucket_of([one])
     bucket.flat.fill_(9)
     assert bucket.take(one)
     assert one.grad.tolist() == [0] * 4
@@ -86,13 +100,13 @@ def test_a_missing_gradient_counts_as_zeros() -> None:
 def test_a_sparse_gradient_is_made_dense() -> None:
     weight = torch.nn.Parameter(torch.zeros(3, 2))
     weight.grad = torch.sparse_coo_tensor([[1]], [[5.0, 6.0]], (3, 2))
-    bucket = GradientBucket("b", [weight], Compression.none)
+    bucket = bucket_of([weight])
     assert bucket.take(weight)
     assert bucket.flat.tolist() == [0, 0, 5, 6, 0, 0]
 
 
 def test_bfloat16_travels_as_float32() -> None:
     (one,) = parameters(4, dtype=torch.bfloat16)
-    assert GradientBucket("b", [one], Compression.none).wire_dtype == torch.float32
+    assert bucket_of([one]).wire_dtype == torch.float32
     (one,) = parameters(4)
-    assert GradientBucket("b", [one], Compression.fp16).wire_dtype == torch.float16
+    assert bucket_of([one], Compression.fp16).wire_dtype == torch.float16
