@@ -2,6 +2,7 @@
 
     tools/gpu_check.sh collect DIR [--architecture 90]     where there is a network: put into DIR what `all` needs
     tools/gpu_check.sh all --archives DIR [--seconds N]    where there is a GPU: everything, in one call
+    tools/gpu_check.sh profile --archives DIR              in 8 minutes: the build, and where the time of a step goes
     tools/gpu_check.sh run PARTS                           some parts or steps again, `b,c.latency` say
     tools/gpu_check.sh store DIR                           keep what has been carried, where not all of it fits into one call
 
@@ -14,12 +15,13 @@
     d      compute-sanitizer's memcheck of a
     e      real training: images and tokens a second, and memory
 
-and each consists of steps. `all` runs the build, and then the steps in the order of what they tell. A step may take its
-share of the time that is left, and hands on what it does not take; one of the build may take all of it. The file of results
-is written when a step begins, whenever it has measured something, and when it ends; so after an interrupt it holds what has
-been found. A step that fails, or that has no time left, is written down as such, and the next goes on, unless the build has
-failed. What is built stays in build/gpu-check, so a later `run` goes on from there. The exit status is 0 if all steps have
-passed, and 130 after an interrupt.
+and each consists of steps. `all` runs the build, and then the steps in the order of what they tell. `profile` needs the same.
+It runs the build, the part `profile` (when the parts of a step begin and end), and c.overhead, for the time of a whole step
+without its clocks. A step may take its share of the time that is left, and hands on what it does not take; one of the build
+may take all of it. The file of results is written when a step begins, whenever it has measured something, and when it ends;
+so after an interrupt it holds what has been found. A step that fails, or that has no time left, is written down as such, and
+the next goes on, unless the build has failed. What is built stays in build/gpu-check, so a later `run` goes on from there.
+The exit status is 0 if all steps have passed, and 130 after an interrupt.
 
 Several ranks on one GPU need NCCL 2.30 or newer, which `collect` takes from PyPI. With --architecture the code for all
 other GPUs is blanked in it, so that it compresses to a seventh of the package. Where NVIDIA's Multi-Process Service (MPS) is
@@ -83,6 +85,7 @@ BENCHMARKS = {
     "c.overhead": ["overhead"],
     "c.latency": ["latency", "--skew-ranks", str(RANKS)],
     "c.straggler": ["straggler"],
+    **{f"profile.{load}": ["gpu_profile", "--load", load] for load in ("resnet50", "small", "transformer")},
     "e.resnet50": ["gpu_training", "--model", "resnet50"],
     "e.transformer": ["gpu_training", "--model", "transformer"],
 }
@@ -300,6 +303,7 @@ SHARES = {
     "d.memcheck": 60.0,
     "e.transformer": 80.0,
 }
+OTHER_SHARE = 80.0  # of steps that `all` does not run
 
 
 # --- Running
@@ -312,8 +316,8 @@ def seconds_for(step: str, later: Sequence[str], left: float) -> float:
     """
     if step.startswith(BUILD):
         return left
-    share = SHARES.get(step, 1.0)
-    return left * share / (share + sum(SHARES.get(name, 1.0) for name in later))
+    share = SHARES.get(step, OTHER_SHARE)
+    return left * share / (share + sum(SHARES.get(name, OTHER_SHARE) for name in later))
 
 
 def run(steps: Sequence[str], file: Path, seconds: float) -> int:
@@ -503,11 +507,13 @@ def main(arguments: Sequence[str]) -> int:
     storing.add_argument("folder", type=Path, metavar="DIR")
     everything = commands.add_parser("all", help="run everything, in one call")
     everything.add_argument("--archives", type=Path, metavar="DIR", help="what `collect` has made")
+    profiling = commands.add_parser("profile", help="measure where the time of a step goes")
+    profiling.add_argument("--archives", type=Path, metavar="DIR", help="what `collect` has made")
     running = commands.add_parser("run", help="run some parts or steps again")
     running.add_argument("parts", metavar="PARTS", help="their names, with commas between them")
-    for command in (everything, running):
+    for command, seconds in ((everything, 540.0), (profiling, 470.0), (running, 540.0)):
         command.add_argument("--results", type=Path, metavar="FILE", default=STATE / "results.json")
-        command.add_argument("--seconds", type=float, default=540.0, help="for all steps together")
+        command.add_argument("--seconds", type=float, default=seconds, help="for all steps together")
     options = parser.parse_args(arguments)
     if options.command == "collect":
         collect(options.folder, options.python, options.architecture, options.piece_mib)
@@ -519,7 +525,8 @@ def main(arguments: Sequence[str]) -> int:
         return run(steps_of(options.parts), options.results, options.seconds)
     if options.archives is not None:
         store(options.archives)
-    return run([*steps_of("build"), *SHARES], options.results, options.seconds)
+    chosen = list(SHARES) if options.command == "all" else steps_of("profile,c.overhead")
+    return run([*steps_of("build"), *chosen], options.results, options.seconds)
 
 
 def interrupt(*_: object) -> None:

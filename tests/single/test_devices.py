@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from horovod_partial.exchange import devices
 from horovod_partial.exchange.devices import gpu_refusal
 from horovod_partial.settings import settings
 from horovod_partial.torch.devices import check_device, device_number, mpi_ops, stream_handle
@@ -41,6 +42,22 @@ def test_gpus_are_taken_where_horovod_has_nccl(monkeypatch: pytest.MonkeyPatch) 
         check_device(CUDA)
     with_nccl(monkeypatch, 22703)
     check_device(CUDA)
+
+
+def test_a_horovod_that_reduces_on_gpus_over_mpi_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_nccl(monkeypatch, 22703)  # such a build may still broadcast by NCCL
+    monkeypatch.setattr(devices, "makes", lambda _, operation: operation == "MPI_GPUAllreduce")
+    with pytest.raises(
+        ValueError, match=r"HOROVOD_GPU_ALLREDUCE=MPI.*rebuild Horovod with HOROVOD_GPU_OPERATIONS=NCCL"
+    ):
+        check_device(CUDA)
+
+
+def test_a_build_tells_by_which_operations_it_reduces() -> None:
+    """By those that this Horovod has, whatever it was built with."""
+    for operation, built in {"GlooAllreduce": "gloo", "MPIAllreduce": "mpi", "NCCLAllreduce": "nccl"}.items():
+        assert devices.makes(mpi_ops, operation) == bool(getattr(mpi_ops, f"{built}_built")())
+    assert not devices.makes(mpi_ops, "MPI_GPUAllreduce")
 
 
 def test_what_has_not_run_on_a_gpu_is_refused_until_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,10 +49,20 @@ def test_the_shell_entry() -> None:
 
 def test_parts_and_steps(gpu_check: ModuleType) -> None:
     assert gpu_check.steps_of("c.latency,a") == ["c.latency", "a.policies"]
-    assert set(gpu_check.steps_of("build,a,b,c,d,e")) == set(gpu_check.STEPS)
-    assert {*gpu_check.steps_of("build"), *gpu_check.SHARES} == set(gpu_check.STEPS)  # what `all` runs
+    assert set(gpu_check.steps_of("build,a,b,c,d,e,profile")) == set(gpu_check.STEPS)
+    of_all = {*gpu_check.steps_of("build"), *gpu_check.SHARES}
+    assert set(gpu_check.steps_of("build,a,b,c,d,e")) == of_all
     with pytest.raises(gpu_check.SetupError, match="no part 'z'"):
         gpu_check.steps_of("a,z")
+
+
+def test_a_profile_comes_behind_a_build(gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    for name in gpu_check.STEPS:
+        monkeypatch.setitem(gpu_check.STEPS, name, lambda step: ran.append(step.name))
+    assert gpu_check.main(["profile", "--results", str(gpu_check.STATE / "results.json")]) == 0
+    loads = [f"profile.{load}" for load in ("resnet50", "small", "transformer")]
+    assert ran == [*gpu_check.steps_of("build"), *loads, "c.overhead"]
 
 
 def test_the_tests_that_it_names_are_there(gpu_check: ModuleType) -> None:
