@@ -64,8 +64,11 @@ def span(numbers: Iterable[float], digits: int = 2, times: float = 1.0) -> str:
 
 
 def every(of: Iterable[Mapping[str, Any]], *names: str) -> list[Any]:
-    """What has one of the names in any of these; of a list all that is in it."""
-    found = [one[name] for one in of for name in names]
+    """What has one of the names in any of these; of a list all that is in it. Each name is in one of these, or more."""
+    ones = list(of)
+    if unknown := [name for name in names if not any(name in one for one in ones)]:
+        raise KeyError(unknown)
+    found = [one[name] for one in ones for name in names if name in one]
     return [each for value in found for each in (value if isinstance(value, list) else [value])]
 
 
