@@ -78,6 +78,11 @@ def command(file: Mapping[str, Any]) -> str:
     return f"`{' '.join([*map('='.join, about['environment'].items()), about['command']])}`"
 
 
+def not_quiet(file: Mapping[str, Any]) -> str:
+    """What stands behind a figure of a file that was not measured quietly."""
+    return " (**not quiet**: other programs ran beside the benchmark)" if file["about"]["busy"] else ""
+
+
 def plus_minus(number: float, error: float, digits: int = 1, sign: str = "") -> str:
     return f"{number:{sign},.{digits}f} ± {fixed(error, digits)}"
 
@@ -158,6 +163,7 @@ FILTERS = {
     "span": span,
     "every": every,
     "command": command,
+    "not_quiet": not_quiet,
     "number": "{:,g}".format,
     "policy": POLICIES.__getitem__,
     "median": statistics.median,

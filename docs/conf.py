@@ -10,6 +10,7 @@ from horovod_partial.torch import wrapping
 project = "horovod-partial"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
+html_show_copyright = False  # no file of the project names an owner
 myst_heading_anchors = 4
 exclude_patterns = ["versions.md"]  # a part of install.md
 

@@ -1,5 +1,6 @@
 """`benchmarks/papers`: each experiment in its smoke form, and the documents as the stored figures make them."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,17 @@ def test_the_pages_are_those_of_the_stored_figures(tmp_path: Path) -> None:
     pages = ["papers.md", *(f"papers/{paper.replace('_', '-')}.md" for paper in EXPERIMENTS)]
     for page in pages:
         assert (tmp_path / page).read_text() == (ROOT / "docs" / page).read_text()
+
+
+@pytest.mark.parametrize("paper", EXPERIMENTS)
+def test_a_page_marks_what_was_not_measured_quietly(paper: str) -> None:
+    page = (ROOT / "docs" / "papers" / f"{paper.replace('_', '-')}.md").read_text()
+    for experiment in EXPERIMENTS[paper]:
+        kept = json.loads((ROOT / "benchmarks" / "papers" / "results" / f"{paper}.{experiment}.json").read_text())
+        measured, about = any(row["how"] == "measured" for row in kept["rows"]), kept.get("about")
+        section = page.partition(f"`benchmarks/papers {paper} {experiment}`")[2].partition("\n## ")[0]
+        assert ("**Commit not stored:**" in section) == (measured and about is None), experiment
+        assert ("**Not quiet:**" in section) == (measured and about is not None and about["busy"]), experiment
 
 
 @pytest.mark.full_matrix

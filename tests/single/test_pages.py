@@ -196,6 +196,21 @@ def test_a_changed_result_changes_a_page() -> None:
     assert [place for place in drawn if not is_noticed(place, pages)] == []
 
 
+def named_in_expressions(text: str) -> set[str]:
+    tokens = jinja2.Environment().lex(text)
+    return {value.strip("\"'") for _, kind, value in tokens if kind in ("name", "string")}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_pages_mark_what_was_not_measured_quietly(name: str) -> None:
+    """All files of README.md and docs/benchmarks.md, and on the other pages those that other programs ran beside."""
+    about = STORED[name]["about"]
+    pages = {"README.md", "docs/benchmarks.md", *(TEXTS if about["busy"] else ())}
+    other = {**STORED, name: {**STORED[name], "about": {**about, "busy": not about["busy"]}}}
+    now, then = PAGES.write(STORED), PAGES.write(other)
+    assert [page for page in pages if name in named_in_expressions(TEXTS[page]) and now[page] == then[page]] == []
+
+
 # The quantiles are those of printed tables: 4.30 with 2 degrees of freedom, 2.78 with 4.
 @pytest.mark.parametrize(
     ("difference", "seeds", "word"),
