@@ -308,6 +308,18 @@ def test_a_job_with_many_slow_ranks(tmp_path: Path) -> None:
     assert re.fullmatch(r"Ranks \d, \d, \d and 2 more are slow", Summary.of(recording.load(tmp_path)).headline)
 
 
+def test_a_job_with_fewer_pauses_than_tell(tmp_path: Path) -> None:
+    compute = synthetic.even(300, 4, 0.04)
+    compute[49:250:50, 1] += 2.0
+    told = r"The others waited for rank 1 for 4\d% of the compute time, mostly in 5 of 2\d\d steps\. These are too few to tell"
+    assert re.search(told, answer(tmp_path / "one", compute))
+    assert Summary.of(recording.load(tmp_path / "one")).headline == "No rank is slow"
+    compute[24:250:50, 2] += 2.0
+    compute[12:250:50, 3] += 2.0
+    assert "waited for rank" not in answer(tmp_path / "three alike", compute)
+    assert "waited for rank" not in answer(tmp_path / "even", synthetic.even(300, 4))
+
+
 def test_a_job_with_pauses(tmp_path: Path) -> None:
     compute = synthetic.even(1200, RANKS, 0.04)
     compute[49::50, 1] += 5.0

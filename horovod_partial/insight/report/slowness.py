@@ -27,6 +27,7 @@ _MOST_STARVED = 0.5
 _NEARLY_ALL = 0.8  # a rank that is slow in at least this share of the steps counts as always slow
 _MOST_STEPS = 4096  # the part that explains slowness is sought in so many steps at most, the last ones
 _SURE = 4.0  # two values count as different if they lie at least this many standard errors apart
+_MUCH, _FEW = 0.1, 0.1  # steps cost much if others waited for this share of the time; few are this share of the steps
 _LEAST_IMBALANCE = 1.1  # ranks wait for each other if a step's slowest rank takes this many times the ranks' mean
 _ALIKE = 1.5  # standard deviations of ranks' times are alike if they differ by at most this factor
 # If outliers make a rank's standard deviation more than this many times as large, hiccups are the cause, not samples.
@@ -132,6 +133,32 @@ def of_load(recording: Recording, slow: Collection[int]) -> str:
     return (
         f"{told}. Give such ranks processors of their own: pin each rank to other processors, set OMP_NUM_THREADS to a rank's share "
         "of its host, or end other programs there."
+    )
+
+
+def of_few_steps(compute: Floats, slow: list[Slowness]) -> str:
+    """Return sentences about a rank that is not found to be slow, but cost much time in few steps. Empty if there is none.
+
+    `compute` is the argument of `of_job`, and `slow` is its result.
+    """
+    ordered = np.sort(compute, axis=1)
+    ahead = ordered[:, -1] - ordered[:, -2:][:, 0]  # how long the other ranks waited for the slowest one alone
+    slowest = compute.argmax(axis=1)
+    costs = np.bincount(slowest, ahead, minlength=len(slow))
+    rank = int(costs.argmax())
+    longest = np.sort(ahead[slowest == rank])[::-1]
+    count = int(np.searchsorted(np.cumsum(longest), 0.9 * costs[rank])) + 1
+    share = costs[rank] / ordered[:, -1].sum()
+    if (
+        any(each.times for each in slow)
+        or share < _MUCH
+        or costs[rank] < costs.sum() / 2
+        or count > _FEW * len(compute)
+    ):
+        return ""
+    return (
+        f"The others waited for rank {slow[rank].rank} for {share:.0%} of the compute time, mostly in {count} of {len(compute)} steps. "
+        "These are too few to tell whether it goes on. Does this rank alone evaluate or save?"
     )
 
 

@@ -152,8 +152,10 @@ class Summary:
             return f"{steps} steps are too few to tell which rank is slow: record {slowness.LEAST_STEPS} or more."
         if len(self.ranks) == 1:
             return f"Rank {slowest.rank}, the only one that was recorded, takes about as long for each of its steps."
-        told = f"No rank is slow: the slowest, rank {slowest.rank}, takes {1 / slowest.slowness.score:.2f} times as long as the fastest."
-        return told + _LIKE_DATA if self.follows_data else told
+        few = slowness.of_few_steps(self.steps.compute, [rank.slowness for rank in self.ranks])
+        sure = "surely " if few else ""
+        told = f"No rank is {sure}slow: the slowest, rank {slowest.rank}, takes {1 / slowest.slowness.score:.2f} times as long as the fastest."
+        return f"{told}{_LIKE_DATA if self.follows_data else ''} {few}".strip()
 
     @property
     def step_seconds(self) -> float:
