@@ -89,6 +89,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=20, help="of blocks")
     parser.add_argument("--steps", type=int, nargs=2, default=(6, 40), help="of a block, for each set of shapes")
     options = parser.parse_args()
+    if options.pairs < 2:
+        parser.error("an interval takes 2 pairs or more")
     framework = options.framework
     measured = harness.launch(
         measure,

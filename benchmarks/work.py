@@ -195,7 +195,9 @@ class Runs:
         file = self._options.results
         lines = file.read_text().splitlines() if file.exists() else []
         records = map(json.loads, lines)
-        return {json.dumps(record["job"]): record["run"] | {"commit": record["commit"]} for record in records}
+        return {
+            json.dumps(record["job"]): record["run"] | {"commit": record["commit"] or "unknown"} for record in records
+        }
 
 
 def badness(run: Run | None) -> float:

@@ -29,7 +29,6 @@ PROSE = re.compile(r"^```.*?^```$|(?:^(?!\d+\. )[^\s|#<>!*:{-][^\n]*\n)+", re.MU
 WIDTH = 140
 
 LEAST_P = 0.05  # what a paired t-test finds with a larger p is level
-NOT_COMPARED = "not compared: the best rate is at the edge of the grid"
 # Of differences between qualities.
 UNITS = {"accuracy": " points", "perplexity": " %", "hinge loss": " %", "return": ""}
 POLICIES = {
@@ -117,16 +116,17 @@ def qualities(program: Mapping[str, Any], arm: str, digits: int = 1) -> str:
     return f"{mine} %; {full} %" if name == "accuracy" else f"{name} {mine}; {full}"
 
 
-def at_the_edge(program: Mapping[str, Any], arm: str) -> bool:
-    """Whether the arm, or Full, may have a better rate than those of its grid."""
-    return not {arm, "full"}.isdisjoint(program["at_the_edge"])
+def not_compared(program: Mapping[str, Any], arm: str) -> str:
+    """Why the arm is not compared with Full: one of them may have a better rate than those of its grid. Empty if it is."""
+    edge = ", ".join(POLICIES[each] for each in dict.fromkeys(("full", arm)) if each in program["at_the_edge"])
+    return f"not compared (edge: {edge})" if edge else ""
 
 
 def in_the_same_time(program: Mapping[str, Any], arm: str, digits: int = 1) -> str:
     """The verdict on an arm of benchmarks/work.py against Full in the time that the arm takes."""
     row = program["arms"][arm]
-    if at_the_edge(program, arm):
-        return NOT_COMPARED
+    if why := not_compared(program, arm):
+        return why
     if row["ahead"] is None:
         return "not measured"
     return compared(row["ahead"], row["ahead_error"], seeds(program), UNITS[program["quality"]], digits)
@@ -135,8 +135,8 @@ def in_the_same_time(program: Mapping[str, Any], arm: str, digits: int = 1) -> s
 def after_as_many_steps(program: Mapping[str, Any], arm: str, digits: int = 1) -> str:
     """The verdict on an arm of benchmarks/work.py against Full after as many steps. Of a perplexity or a loss, less is better."""
     row, unit = program["arms"][arm], UNITS[program["quality"]]
-    if at_the_edge(program, arm):
-        return NOT_COMPARED
+    if why := not_compared(program, arm):
+        return why
     better = -1 if unit == " %" else 1
     return compared(better * row["against_full"], row["against_full_error"], seeds(program), unit, digits)
 

@@ -79,7 +79,7 @@ def _experiment(experiment: Experiment) -> str:
 def _doubts(about: Mapping[str, Any] | None) -> list[str]:
     """What a reader of measured figures should know of the machine and the sources that they come from."""
     if about is None:
-        return ["**Commit not stored:** nor is it known whether other programs ran beside this experiment.\n"]
+        return ["**Commit not stored.** Whether other programs ran beside this experiment is not known.\n"]
     if about["busy"]:
         return ["**Not quiet:** other programs ran beside this experiment when it began.\n"]
     return []

@@ -17,6 +17,8 @@ std::map<std::string, std::unique_ptr<Attached>>& Libraries() {
 
 }  // namespace
 
+std::shared_ptr<recording::Recorder> Attached::LastRecorder() const { return std::atomic_load(&recorder); }
+
 Attached& AddLibrary(const std::string& path, const std::function<void(Attached&)>& fill) {
   std::lock_guard<std::mutex> lock(libraries_mutex);
   if (const auto it = Libraries().find(path); it != Libraries().end()) return *it->second;

@@ -20,10 +20,11 @@ struct Attached {
   // Horovod's background thread and the application's threads use `state`, `generation` and `recorder` without a lock.
   std::atomic<hvd::HorovodGlobalState*> state{nullptr};  // Horovod's state: null until the first handshake, then fixed
   std::atomic<int> generation{0};                        // differs after each hvd.init(), which adds 1 or more
-  std::shared_ptr<recording::Recorder> recorder;         // the newest handshake's recorder; for LastRecorder
+  // The recorder that was made at the last handshake, or null. Used only by std::atomic_load and std::atomic_store.
+  std::shared_ptr<recording::Recorder> recorder;
 
-  // Returns the recorder that was made at the last handshake, or null. Horovod may have shut down since.
-  std::shared_ptr<recording::Recorder> LastRecorder() const { return std::atomic_load(&recorder); }
+  // Returns `recorder`. Horovod may have shut down since.
+  std::shared_ptr<recording::Recorder> LastRecorder() const;
 };
 
 // Adds the Horovod library at a path, unless it was added before. Returns the library, which lives as long as the

@@ -134,7 +134,7 @@ bool Engine::DeliverFamily(const Family& family) {
   const Buckets buckets = buckets_.FindAll(family);
   bool pending = false;
   Round open = kForEver;
-  ForEach(buckets, [&](const SharedBucket& bucket) {
+  ForEachLocked(buckets, [&](const SharedBucket& bucket) {
     pending = pending || bucket.core.HasPending();
     open = std::min(open, bucket.core.completed());
   });
@@ -173,7 +173,7 @@ Engine::Flushing::~Flushing() {
 }
 
 void Engine::Flushing::SetInFlush(bool in_flush) const {
-  ForEach(buckets_, [&](SharedBucket& bucket) {
+  ForEachLocked(buckets_, [&](SharedBucket& bucket) {
     bucket.in_flush = in_flush;
     bucket.flush_end = kForEver;
   });
@@ -213,7 +213,7 @@ int Engine::CatchUp(const std::string& name, int iteration) {
 
 std::vector<BucketSnapshot> Engine::Snapshot() const {
   std::vector<BucketSnapshot> snapshot;
-  ForEach(buckets_.All(), [&](const SharedBucket& bucket) {
+  ForEachLocked(buckets_.All(), [&](const SharedBucket& bucket) {
     const Bucket& core = bucket.core;
     snapshot.push_back({core.name(), bucket.statistics, core.held_bytes(), core.HasPending(), core.missed_rounds(),
                         core.completed(), bucket.Unsettled()});

@@ -61,10 +61,13 @@ class Engine {
   // such as hvd.allreduce. Call this before any thread contributes.
   void SetWaitsAreTold(bool told) { waits_are_told_ = told; }
 
-  // --- Functions that the application's threads call:
+  // --- Parts of the engine, which say themselves which threads call what:
   Families& families() { return families_; }
   WorkSharing& sharing() { return sharing_; }
+  BucketMap& buckets() { return buckets_; }
+  const BucketMap& buckets() const { return buckets_; }
 
+  // --- Functions that the application's threads call:
   // Hands over a contribution. If a GPU still computes the contribution, `ready` is the event at its end, and this rank
   // counts as arrived only then. On the host `ready` is null. `on_done` may be called before Arrive returns, but not if
   // Arrive throws. Throws std::invalid_argument if an earlier operation of the bucket is outstanding. Throws
@@ -111,8 +114,6 @@ class Engine {
   [[noreturn]] void ThrowShutDown() const { surroundings_.ThrowShutDown(); }
   // Called when Horovod shuts down or is initialised anew. Waits, later arrivals and later flushes fail with `reason`.
   void Close(const std::string& reason);
-  BucketMap& buckets() { return buckets_; }
-  const BucketMap& buckets() const { return buckets_; }
   // Returns the configuration of a bucket, or null if `bucket` is null.
   static std::shared_ptr<const BucketConfig> ConfigOf(const std::shared_ptr<SharedBucket>& bucket);
   // Returns the GPU of some bucket that lies on a GPU. If all buckets lie on the host, returns the host.

@@ -16,7 +16,7 @@ int Families::RoundsToTake(const Buckets& family, bool takes) const {
   int rounds = 1;
   int least = std::numeric_limits<int>::max();
   Round before = kForEver;  // the number of rounds that this rank may still take in its flush
-  ForEach(family, [&](SharedBucket& bucket) {
+  ForEachLocked(family, [&](SharedBucket& bucket) {
     if (takes) bucket.core.BeTaken(true);
     rounds = std::max(rounds, bucket.core.oldest_rounds());
     least = std::min(least, bucket.core.untaken());
@@ -30,7 +30,7 @@ bool Families::HasRound(const Family& family) const { return RoundsToTake(bucket
 bool Families::IsNearlyFull(const Family& family) const {
   const Buckets buckets = buckets_.FindAll(family);
   bool is_nearly_full = false;
-  ForEach(buckets, [&](SharedBucket& bucket) {
+  ForEachLocked(buckets, [&](SharedBucket& bucket) {
     is_nearly_full |= bucket.core.untaken() + 1 >= bucket.core.options().replay_limit;
   });
   return is_nearly_full && RoundsToTake(buckets, false) > 0;
@@ -42,7 +42,7 @@ bool Families::IsNearlyFull(const Family& family) const {
 std::optional<int> Families::TakeRound(const Family& family, const std::vector<void*>& outputs) {
   const Buckets buckets = buckets_.FindAll(family);
   const std::shared_ptr<void> end(
-      nullptr, [&](void*) { ForEach(buckets, [](SharedBucket& bucket) { bucket.core.BeTaken(false); }); });
+      nullptr, [&](void*) { ForEachLocked(buckets, [](SharedBucket& bucket) { bucket.core.BeTaken(false); }); });
   const int rounds = RoundsToTake(buckets, true);
   if (rounds == 0) return std::nullopt;
   int gradients = 0;
@@ -71,21 +71,21 @@ std::optional<int> Families::TakeRound(const Family& family, const std::vector<v
 }
 
 void Families::Claim(const Family& family) const {
-  ForEach(buckets_.FindAll(family), [](SharedBucket& bucket) { bucket.arrivals.Claim(bucket.core.completed()); });
+  ForEachLocked(buckets_.FindAll(family), [](SharedBucket& bucket) { bucket.arrivals.Claim(bucket.core.completed()); });
 }
 
 void Families::Clear(const Family& family) {
   const Buckets buckets = buckets_.FindAll(family);
   Round complete = kForEver;
-  ForEach(buckets, [&](SharedBucket& bucket) { complete = std::min(complete, bucket.core.completed()); });
-  ForEach(buckets, [&](SharedBucket& bucket) { bucket.core.Clear(complete); });
+  ForEachLocked(buckets, [&](SharedBucket& bucket) { complete = std::min(complete, bucket.core.completed()); });
+  ForEachLocked(buckets, [&](SharedBucket& bucket) { bucket.core.Clear(complete); });
   surroundings_.news = true;  // other ranks may wait until these buckets have room for results
 }
 
 Round Families::Taken(const Family& family) const {
   const Buckets buckets = buckets_.FindAll(family);
   Round taken = buckets.empty() ? 0 : kForEver;
-  ForEach(buckets, [&](SharedBucket& bucket) { taken = std::min(taken, bucket.core.taken()); });
+  ForEachLocked(buckets, [&](SharedBucket& bucket) { taken = std::min(taken, bucket.core.taken()); });
   return taken;
 }
 
@@ -101,11 +101,11 @@ Round Families::Lost(const Family& family) const {
 }
 
 void Families::CountHealed(const Family& family) const {
-  ForEach(buckets_.FindAll(family), [](SharedBucket& bucket) { ++bucket.statistics.healed; });
+  ForEachLocked(buckets_.FindAll(family), [](SharedBucket& bucket) { ++bucket.statistics.healed; });
 }
 
 void Draining::Add(int waits) const {
-  ForEach(buckets_, [&](SharedBucket& bucket) { bucket.draining += waits; });
+  ForEachLocked(buckets_, [&](SharedBucket& bucket) { bucket.draining += waits; });
 }
 
 }  // namespace horovod_partial

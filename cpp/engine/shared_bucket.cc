@@ -194,7 +194,7 @@ void SharedBucket::FailAndThrow(const std::exception& error, Calls& calls) {
   throw EngineError(why);
 }
 
-void ForEach(const Buckets& buckets, const std::function<void(SharedBucket&)>& function) {
+void ForEachLocked(const Buckets& buckets, const std::function<void(SharedBucket&)>& function) {
   for (const auto& bucket : buckets) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     function(*bucket);

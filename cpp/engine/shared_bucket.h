@@ -130,7 +130,7 @@ struct SharedBucket {
   void End(Operation& ended, Calls& calls);
 };
 
-// Calls `function` for each bucket, with the bucket's lock held.
-void ForEach(const Buckets& buckets, const std::function<void(SharedBucket&)>& function);
+// Calls `function` for each bucket, with the bucket's lock held. So `function` takes no lock of a bucket.
+void ForEachLocked(const Buckets& buckets, const std::function<void(SharedBucket&)>& function);
 
 }  // namespace horovod_partial

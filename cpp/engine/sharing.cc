@@ -42,7 +42,7 @@ std::optional<std::pair<int, int>> WorkSharing::Take(const Buckets& family, bool
     holds_more = keeper.share->MayBegin();
     if (holds_more && keeper.holds_more) return next;
   }
-  ForEach(family, [&](SharedBucket& bucket) { bucket.holds_more = holds_more; });
+  ForEachLocked(family, [&](SharedBucket& bucket) { bucket.holds_more = holds_more; });
   // Since then the coordinator may have taken micro-batches back, or another thread may leave. Both ask for reports.
   std::unique_lock<std::mutex> lock(keeper.mutex);
   const bool is_stale = holds_more && (leaving_ > 0 || !keeper.share->MayBegin());
@@ -95,7 +95,7 @@ void WorkSharing::Return(const std::string& name) {
 }
 
 void WorkSharing::ReportSoon() {
-  ForEach(buckets_.All(), [](SharedBucket& bucket) { bucket.holds_more = false; });
+  ForEachLocked(buckets_.All(), [](SharedBucket& bucket) { bucket.holds_more = false; });
   surroundings_.news = true;  // after that, so that the next report has each arrival that has not asked for it
 }
 

@@ -56,7 +56,7 @@ std::string GpuRefusal() {
 // Marks functions that horovod_partial/tensorflow/graph.py calls.
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-// Python has attached this process to the library.
+// Python has attached this process to the library, so this only finds it. No operation runs before.
 EXPORTED void horovod_partial_set_library(const char* path) {
   horovod_partial::tf::OfProcess().library = &horovod_partial::attach::Attach(path, false);
 }

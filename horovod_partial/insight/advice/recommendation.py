@@ -123,7 +123,7 @@ def advise(recording: Recording, optimizer: str | None = None, split: float = 0.
     rounds = _of_rounds(full, unsplit, by_rounds, counts_rounds)
     sentences = (
         load and f"{load} Until then this holds:",
-        slowness.of_few_steps(compute, slow),
+        slowness.of_few_steps(compute, slow, rounds=steps.rounds),
         _of_parts(slow),
         _of_other_waits(often),
         _of_pauses(slow),

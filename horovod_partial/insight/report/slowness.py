@@ -136,10 +136,10 @@ def of_load(recording: Recording, slow: Collection[int]) -> str:
     )
 
 
-def of_few_steps(compute: Floats, slow: list[Slowness]) -> str:
-    """Return sentences about a rank that is not found to be slow, but cost much time in few steps. Empty if there is none.
+def of_few_steps(compute: Floats, slow: list[Slowness], *, rounds: bool) -> str:
+    """Return sentences about a rank that cost much time in few steps. Empty if there is none, or some rank is slow.
 
-    `compute` is the argument of `of_job`, and `slow` is its result.
+    `compute` is the argument of `of_job`, and `slow` is its result. If `rounds`, others need not have waited.
     """
     ordered = np.sort(compute, axis=1)
     ahead = ordered[:, -1] - ordered[:, -2:][:, 0]  # how long the other ranks waited for the slowest one alone
@@ -156,8 +156,9 @@ def of_few_steps(compute: Floats, slow: list[Slowness]) -> str:
         or count > _FEW * len(compute)
     ):
         return ""
+    others = "Under Full() the others would have waited" if rounds else "The others waited"
     return (
-        f"The others waited for rank {slow[rank].rank} for {share:.0%} of the compute time, mostly in {count} of {len(compute)} steps. "
+        f"{others} for rank {slow[rank].rank} for {share:.0%} of the compute time, mostly in {count} of {len(compute)} steps. "
         "These are too few to tell whether it goes on. Does this rank alone evaluate or save?"
     )
 

@@ -120,7 +120,9 @@ class Summary:
         """A few words on why the recording does not suffice to say that a rank is not slow. Empty if it does."""
         if slowness.too_loaded(self.recording):
             return "The machine was too loaded to tell which rank is slow"
-        return "Too few steps to tell which rank is slow" if len(self.waited) < slowness.LEAST_STEPS else ""
+        if len(self.waited) < slowness.LEAST_STEPS:
+            return "Too few steps to tell which rank is slow"
+        return "Too few long steps to tell which rank is slow" if self._long_steps else ""
 
     @property
     def headline(self) -> str:
@@ -152,10 +154,14 @@ class Summary:
             return f"{steps} steps are too few to tell which rank is slow: record {slowness.LEAST_STEPS} or more."
         if len(self.ranks) == 1:
             return f"Rank {slowest.rank}, the only one that was recorded, takes about as long for each of its steps."
-        few = slowness.of_few_steps(self.steps.compute, [rank.slowness for rank in self.ranks])
-        sure = "surely " if few else ""
-        told = f"No rank is {sure}slow: the slowest, rank {slowest.rank}, takes {1 / slowest.slowness.score:.2f} times as long as the fastest."
-        return f"{told}{_LIKE_DATA if self.follows_data else ''} {few}".strip()
+        times = f"{1 / slowest.slowness.score:.2f} times as long as the fastest"
+        told = f"{self.headline}: the slowest, rank {slowest.rank}, takes {times}."
+        return f"{told}{_LIKE_DATA if self.follows_data else ''} {self._long_steps}".strip()
+
+    @property
+    def _long_steps(self) -> str:
+        slow = [rank.slowness for rank in self.ranks]
+        return slowness.of_few_steps(self.steps.compute, slow, rounds=self.steps.rounds)
 
     @property
     def step_seconds(self) -> float:
