@@ -17,7 +17,7 @@ began and last ended, in milliseconds since the step began. They are written aft
     reduce     the reduction; on a GPU Horovod has seen its event then
     finish     the copy out of the fusion buffer, until Horovod is about to call back
     wait       the host waits for results; under work sharing for the next micro-batch, too
-    take       results of a round are copied or shown. Horovod's own optimizer does that between `wait` and `optimizer`
+    take       results of a round are copied and shown; behind `optimizer` it finds no more. Horovod does it after `wait`
     optimizer  the user's optimizer takes its step
 
 The host is told between the last `finish` and the end of `wait`. Times of the device come from CUDA events. On a CPU the
@@ -57,7 +57,6 @@ ON_DEVICE = ("step", "forward", "backward", "hook", "take", "optimizer")  # part
 OF_REDUCTIONS = ("negotiate", "queue", "reduce", "finish")
 PARTS = ("step", "forward", "backward", "hook", "submit", *OF_REDUCTIONS, "wait", "take", "optimizer")
 FUNCTIONS = (
-    ("backward", torch.Tensor, "backward"),
     ("submit", GradientFamily, "arrive"),
     ("submit", horovod_optimizer, "allreduce_async_"),
     ("wait", GradientFamily, "wait"),
@@ -74,10 +73,10 @@ def put_clocks(clock: Clock) -> None:
     """Let the clock note the calls of all functions and gradient hooks that are parts."""
     for part, owner, name in FUNCTIONS:
         setattr(owner, name, clock.timed(part, getattr(owner, name)))
-    horovods, register = horovod_optimizer._DistributedOptimizer, torch.Tensor.register_post_accumulate_grad_hook
-    make = horovods._make_hook
+    horovods, parameters = horovod_optimizer._DistributedOptimizer, torch.nn.Parameter
+    make, register = horovods._make_hook, parameters.register_post_accumulate_grad_hook
     horovods._make_hook = lambda *arguments: clock.timed("hook", make(*arguments))
-    torch.Tensor.register_post_accumulate_grad_hook = lambda tensor, hook: register(tensor, clock.timed("hook", hook))
+    parameters.register_post_accumulate_grad_hook = lambda own, hook: register(own, clock.timed("hook", hook))
 
 
 def reductions(timeline: Path) -> Iterator[Span]:
@@ -163,11 +162,12 @@ def make_run(arm: str, load: str, smoke: bool, clock: Clock) -> Callable[[int], 
     named = [(f"{arm}.{index}", parameter) for index, parameter in enumerate(parameters)]
     optimizer: Any = ARMS[arm](torch.optim.SGD(parameters, lr=1e-3), named)
     forward = clock.timed("forward", loss_of)
+    backward = clock.timed("backward", lambda loss: loss.backward())
     steps = 0
 
     def step() -> None:
         optimizer.zero_grad()
-        forward().backward()
+        backward(forward())
         optimizer.step()
 
     timed_step = clock.timed("step", step)

@@ -60,6 +60,8 @@ def test_the_profile(load: str, tmp_path: Path) -> None:
         on_device = {"step", "forward", "backward", "hook", "optimizer", *taken}
         assert set(found) == {"submit", "wait", *of_reductions, *on_device}
         assert {part for part, row in found.items() if "device_last_ms" in row} == on_device
+        assert found["forward"]["calls"] == found["backward"]["calls"] == found["optimizer"]["calls"] == 1
+        assert found["hook"]["calls"] == parts["horovod"]["submit"]["calls"]  # one for each gradient
         ends = [found[part]["host_last_ms"] for part in (*of_reductions, "wait", "optimizer", "step")]
         assert ends == sorted(ends)
     for arm in ("majority", "work sharing"):
