@@ -258,7 +258,8 @@ class SharedWork(MicroBatches):
     def come_back(self) -> None:
         """Begin a micro-batch again, after a flush or a join that began with `leave`."""
         sharer = self._sharer()
-        if sharer is None or sharer.family is None or SharedWork._active is None or SharedWork._active() is not self:
+        is_active = SharedWork._active is not None and SharedWork._active() is self and self.is_current
+        if sharer is None or sharer.family is None or not is_active:
             return
         self._begins = self.begins_in_step
         while self.must_apply():

@@ -54,8 +54,8 @@ def test_a_page_marks_what_was_not_measured_quietly(paper: str) -> None:
     for experiment in EXPERIMENTS[paper]:
         kept = json.loads((ROOT / "benchmarks" / "papers" / "results" / f"{paper}.{experiment}.json").read_text())
         measured, about = any(row["how"] == "measured" for row in kept["rows"]), kept.get("about")
-        section = page.partition(f"`benchmarks/papers {paper} {experiment}`")[2].partition("\n## ")[0]
-        assert ("**Commit not stored:**" in section) == (measured and about is None), experiment
+        section = page.partition(f"`benchmarks/papers {paper} {experiment}`:")[2].partition("\n## ")[0]
+        assert ("**Commit not stored.**" in section) == (measured and about is None), experiment
         assert ("**Not quiet:**" in section) == (measured and about is not None and about["busy"]), experiment
 
 
