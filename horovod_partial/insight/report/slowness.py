@@ -141,6 +141,8 @@ def of_few_steps(compute: Floats, slow: list[Slowness], *, rounds: bool) -> str:
 
     `compute` is the argument of `of_job`, and `slow` is its result. If `rounds`, others need not have waited.
     """
+    if any(rank.times for rank in slow):
+        return ""
     ordered = np.sort(compute, axis=1)
     ahead = ordered[:, -1] - ordered[:, -2:][:, 0]  # how long the other ranks waited for the slowest one alone
     slowest = compute.argmax(axis=1)
@@ -149,12 +151,7 @@ def of_few_steps(compute: Floats, slow: list[Slowness], *, rounds: bool) -> str:
     longest = np.sort(ahead[slowest == rank])[::-1]
     count = int(np.searchsorted(np.cumsum(longest), 0.9 * costs[rank])) + 1
     share = costs[rank] / ordered[:, -1].sum()
-    if (
-        any(each.times for each in slow)
-        or share < _MUCH
-        or costs[rank] < costs.sum() / 2
-        or count > _FEW * len(compute)
-    ):
+    if share < _MUCH or costs[rank] < costs.sum() / 2 or count > _FEW * len(compute):
         return ""
     others = "Under Full() the others would have waited" if rounds else "The others waited"
     return (
