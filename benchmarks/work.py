@@ -65,6 +65,12 @@ ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "partial_reduce": ("partial_reduce:2", ()),
     "weighted_average": ("weighted_average:20,0.97", ()),
 } | {arm: ("full", ("--share", f"{share:g}")) for arm, share in SHORTER.items()}
+BETAS = {  # Adam's first
+    f"{arm}, momentum {beta:g}": (ARMS[arm][0], ("--momentum", f"{beta:g}"))
+    for arm in ("full", "majority", "quorum 0.75")
+    for beta in (0.7, 0.9, 0.95)
+}
+ARMS |= BETAS
 GRADIENTS = ("full", *SHORTER, "solo", "majority", "quorum 0.75")
 SLOW_SHARE = 1 / 3  # of what the others have
 COMPUTING = 0.8  # of this machine's cores is for the ranks; of two cores Horovod's threads took 0.35 to 0.45
@@ -105,6 +111,14 @@ PROGRAMS = {
         (*GRADIENTS, BALANCED),
         (0.02, 0.04, 0.08, 0.16),
         options=("--optimizer", "muon", "--batch", "24", "--steps", "200"),
+    ),
+    # Late gradients act as momentum, so how much of it is best depends on the policy.
+    "betas": Program(
+        "transformer",
+        ("full", "majority", "quorum 0.75", *BETAS),
+        (0.005, 0.01, 0.02, 0.04),
+        (0.005, 0.01, 0.02, 0.04),
+        options=("--steps", "300"),
     ),
     # A step of 4 backward passes.
     "accumulation": Program(

@@ -102,11 +102,15 @@ def compared(difference: float, error: float, seeds: int, unit: str, digits: int
     return f"{found} ({plus_minus(shown, error, digits)}{unit})"
 
 
+def paired(differences: Sequence[float], unit: str, digits: int) -> str:
+    """The verdict on differences by seed, of which a positive one is better."""
+    error = statistics.stdev(differences) / len(differences) ** 0.5
+    return compared(statistics.fmean(differences), error, len(differences), unit, digits)
+
+
 def by_seed(accuracies: Sequence[float], others: Sequence[float]) -> str:
     """The verdict on accuracies, compared with others seed by seed."""
-    differences = [100 * (mine - other) for mine, other in zip(accuracies, others, strict=True)]
-    error = statistics.stdev(differences) / len(differences) ** 0.5
-    return compared(statistics.fmean(differences), error, len(differences), " points", 2)
+    return paired([100 * (mine - other) for mine, other in zip(accuracies, others, strict=True)], " points", 2)
 
 
 def qualities(program: Mapping[str, Any], arm: str, digits: int = 1) -> str:
@@ -116,9 +120,9 @@ def qualities(program: Mapping[str, Any], arm: str, digits: int = 1) -> str:
     return f"{mine} %; {full} %" if name == "accuracy" else f"{name} {mine}; {full}"
 
 
-def not_compared(program: Mapping[str, Any], arm: str) -> str:
-    """Why the arm is not compared with Full: one of them may have a better rate than those of its grid. Empty if it is."""
-    edge = ", ".join(POLICIES[each] for each in dict.fromkeys(("full", arm)) if each in program["at_the_edge"])
+def not_compared(program: Mapping[str, Any], arm: str, other: str = "full") -> str:
+    """Why two arms are not compared: one of them may have a better rate than those of its grid. Empty if they are."""
+    edge = ", ".join(POLICIES[each] for each in dict.fromkeys((other, arm)) if each in program["at_the_edge"])
     return f"not compared (edge: {edge})" if edge else ""
 
 
@@ -132,13 +136,14 @@ def in_the_same_time(program: Mapping[str, Any], arm: str, digits: int = 1) -> s
     return compared(row["ahead"], row["ahead_error"], seeds(program), UNITS[program["quality"]], digits)
 
 
-def after_as_many_steps(program: Mapping[str, Any], arm: str, digits: int = 1) -> str:
-    """The verdict on an arm of benchmarks/work.py against Full after as many steps. Of a perplexity or a loss, less is better."""
-    row, unit = program["arms"][arm], UNITS[program["quality"]]
-    if why := not_compared(program, arm):
+def after_as_many_steps(program: Mapping[str, Any], arm: str, digits: int = 1, other: str = "full") -> str:
+    """The verdict on an arm of benchmarks/work.py against another after as many steps. Of a perplexity or a loss, less is better."""
+    if why := not_compared(program, arm, other):
         return why
-    better = -1 if unit == " %" else 1
-    return compared(better * row["against_full"], row["against_full_error"], seeds(program), unit, digits)
+    unit = UNITS[program["quality"]]
+    pairs = zip(*(program["arms"][one]["quality_by_seed"] for one in (arm, other)), strict=True)
+    differences = [100 * (1 - mine / its) if unit == " %" else mine - its for mine, its in pairs]
+    return paired(differences, unit, digits)
 
 
 def lengths(program: Mapping[str, Any]) -> str:

@@ -31,7 +31,13 @@ Job = dict[str, Any]
 
 
 def run_programs(
-    jobs: Sequence[Job], results: Path, *, ranks: int, transport: Transport, cores: Sequence[float]
+    jobs: Sequence[Job],
+    results: Path,
+    *,
+    ranks: int,
+    transport: Transport,
+    cores: Sequence[float],
+    cycle_ms: float = CYCLE_MS,
 ) -> None:
     """Run programs, one after another in one launch, and append a line for each to a file as soon as it has ended.
 
@@ -42,6 +48,7 @@ def run_programs(
         ranks: how many.
         transport: of Horovod.
         cores: of each rank.
+        cycle_ms: of Horovod's background thread.
 
     Raises:
         LaunchError: a rank failed, or the jobs did not end in time.
@@ -54,7 +61,7 @@ def run_programs(
             transport=transport,
             asleep=True,
             timeout=JOB_SECONDS * len(jobs),
-            environment={**variables, "HOROVOD_CYCLE_TIME": str(CYCLE_MS)},
+            environment={**variables, "HOROVOD_CYCLE_TIME": f"{cycle_ms:g}"},
             jobs=list(jobs),
             results=str(results.resolve()),
             cores=list(cores),

@@ -58,7 +58,7 @@ def options(
     if optimizers:
         parser.add_argument("--optimizer", choices=optimizers, default=optimizers[0], help="what takes the steps")
     if momentum is not None:
-        parser.add_argument("--momentum", type=float, default=momentum, help="of SGD")
+        parser.add_argument("--momentum", type=float, default=momentum, help="of SGD; Adam's first beta")
     parser.add_argument("--seed", type=int, default=0, help="of the data, the batches and the first model")
     parser.add_argument("--steps", type=int, default=steps, help=what)
     parser.add_argument("--share", type=float, default=1.0, help="of the steps, for a shorter training")

@@ -33,7 +33,7 @@ WIDTH, HEADS, LAYERS = 64, 4, 2
 BATCH = 8
 STEPS, RATE, WARM_UP, LARGEST_NORM = 600, 0.01, 40, 1.0
 OPTIMIZERS = "adam", "muon"
-BETAS = 0.5, 0.999  # less momentum than is usual: late gradients act as momentum, and Full is better with it, too
+MOMENTUM = 0.5  # less than is usual: late gradients act as momentum, and Full is better with it, too
 
 
 def read() -> list[torch.Tensor]:
@@ -86,18 +86,21 @@ def draw(sentences: list[torch.Tensor], batch: int, batches: int, seed: int) -> 
     return job.draw(lambda: similar(shuffled(), batch), batches, generator)
 
 
-def optimizer_of(kind: str, model: LanguageModel, rate: float) -> torch.optim.Optimizer:
+def optimizer_of(kind: str, model: LanguageModel, rate: float, momentum: float) -> torch.optim.Optimizer:
     """Muon is for the matrices of the layers; the rest still has Adam."""
+    betas = momentum, 0.999
     if kind == "adam":
-        return torch.optim.Adam(model.parameters(), lr=rate, betas=BETAS)
+        return torch.optim.Adam(model.parameters(), lr=rate, betas=betas)
     matrices = {p: None for p in model.layers.parameters() if p.ndim == 2}
     muon = {"kind": "Muon", "params": list(matrices), "lr": rate, "weight_decay": 0.0}
     others = [p for p in model.parameters() if p not in matrices]
-    return job.Kinds([muon, {"kind": "Adam", "params": others, "lr": rate, "betas": BETAS}])
+    return job.Kinds([muon, {"kind": "Adam", "params": others, "lr": rate, "betas": betas}])
 
 
 def main() -> None:
-    options = job.options(__doc__, rate=RATE, steps=STEPS, batch=BATCH, balances=True, optimizers=OPTIMIZERS)
+    options = job.options(
+        __doc__, rate=RATE, steps=STEPS, momentum=MOMENTUM, batch=BATCH, balances=True, optimizers=OPTIMIZERS
+    )
     hvd.init()
     torch.set_num_threads(1)
     rank, size = hvd.rank(), hvd.size()
@@ -110,7 +113,7 @@ def main() -> None:
     torch.manual_seed(options.seed)
     model = LanguageModel()
     optimizer = hvd.DistributedOptimizer(
-        optimizer_of(options.optimizer, model, options.rate),
+        optimizer_of(options.optimizer, model, options.rate, options.momentum),
         model.named_parameters(),
         backward_passes_per_step=options.passes,
         sync=options.policy,
