@@ -124,14 +124,14 @@ PROGRAMS = {
     "accumulation": Program(
         "transformer",
         (*GRADIENTS, "work_sharing"),
-        (0.005, 0.01, 0.02, 0.04),
+        (0.005, 0.01, 0.02, 0.04, 0.08),
         options=("--passes", "4", "--steps", "300"),
     ),
     # The same, where ranks take turns at being slow.
     "turns": Program(
         "transformer",
         (*GRADIENTS, "work_sharing"),
-        (0.005, 0.01, 0.02, 0.04),
+        (0.005, 0.01, 0.02, 0.04, 0.08),
         options=("--passes", "4", "--delay-ms", "20", "--steps", "150"),
     ),
     # WAGMA-SGD's paper has reinforcement learning, too.
