@@ -75,6 +75,13 @@ def main() -> None:
         print(f"Skipped: {reason}")
         return
     programs = {name: measure(name, options) for name in COMPARED}
+    figures = {
+        "ranks": options.ranks,
+        "seeds": options.seeds,
+        "steps": options.steps,
+        "usual_ms": CYCLE_MS,
+        "programs": programs,
+    }
     harness.print_table(
         f"the time with a cycle of so many milliseconds over that with {CYCLE_MS}: {options.seeds} seeds",
         ["program, arm", *(f"{cycle:g}" for cycle in options.cycles)],
@@ -84,7 +91,7 @@ def main() -> None:
             for arm, row in figures["arms"].items()
         ],
     )
-    harness.write_json(options.json, {"ranks": options.ranks, "steps": options.steps, "programs": programs})
+    harness.write_json(options.json, figures)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,17 @@ POLICIES = {
 }
 
 
+def policy(arm: str) -> str:
+    """How pages call an arm of benchmarks/work.py."""
+    name, _, beta = arm.partition(", momentum ")
+    return POLICIES[name] + (f" with `{beta}`" if beta else "")
+
+
+def betas(program: Mapping[str, Any]) -> list[str]:
+    """Adam's first betas that were tried beside the program's own."""
+    return sorted({arm.split(", momentum ")[1] for arm in program["arms"] if ", momentum " in arm}, key=float)
+
+
 def fixed(number: float, digits: int = 2) -> str:
     return f"{number:,.{digits}f}"
 
@@ -122,7 +133,7 @@ def qualities(program: Mapping[str, Any], arm: str, digits: int = 1) -> str:
 
 def not_compared(program: Mapping[str, Any], arm: str, other: str = "full") -> str:
     """Why two arms are not compared: one of them may have a better rate than those of its grid. Empty if they are."""
-    edge = ", ".join(POLICIES[each] for each in dict.fromkeys((other, arm)) if each in program["at_the_edge"])
+    edge = ", ".join(policy(each) for each in dict.fromkeys((other, arm)) if each in program["at_the_edge"])
     return f"not compared (edge: {edge})" if edge else ""
 
 
@@ -170,7 +181,7 @@ FILTERS = {
     "command": command,
     "not_quiet": not_quiet,
     "number": "{:,g}".format,
-    "policy": POLICIES.__getitem__,
+    "policy": policy,
     "median": statistics.median,
     "within": within,
 }
@@ -178,6 +189,7 @@ FUNCTIONS = {
     "plus_minus": plus_minus,
     "compared": compared,
     "after_as_many_steps": after_as_many_steps,
+    "betas": betas,
     "by_seed": by_seed,
     "qualities": qualities,
     "in_the_same_time": in_the_same_time,
