@@ -949,6 +949,20 @@ TEST_F(EndsTest, JoinedRanksForgetItToo) {
   EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kFirst);
 }
 
+TEST_F(EndsTest, AJoinedRankThatKeepsItsOwnerHasItAsJustDeclared) {
+  StartOwned(3, {Config(1)});
+  horovod().Join(2);
+  Leave(0);
+  LeaveAndCycle(1);
+  EXPECT_TRUE(LastRound().closing.ends);
+  EXPECT_FALSE(Knows(1, 0));
+  ASSERT_TRUE(Knows(2, 0));
+  EXPECT_FALSE(EngineOf(2).buckets().Find(BucketName(0))->core.declared());
+  JoinTogether({0, 1});
+  LeaveAndCycle(2);
+  EXPECT_FALSE(Knows(2, 0));
+}
+
 TEST_F(EndsTest, AFlushThatWaitsIsReleasedWhenTheLastBucketEnds) {
   StartOwned(2, {Config(1)});
   StepWithoutRank1();
