@@ -117,9 +117,11 @@ std::optional<Report::Item> Engine::ItemOf(SharedBucket& bucket, Time now, bool 
   item.age = std::max(now - bucket.arrived, Time(0));
   if (bucket.share) {
     const bool gone = bucket.OwnerIsGone();
-    if (joined) bucket.share->Leave();
     if (gone) bucket.share->GiveUp(bucket.Made());
-    if (core.declared()) item.share = bucket.share->share(now, bucket.wants, gone);
+    if (core.declared()) {  // until its first round nobody else makes what this rank holds, even while it has joined
+      if (joined) bucket.share->Leave();
+      item.share = bucket.share->share(now, bucket.wants, gone);
+    }
   }
   if (core.state() == Bucket::State::kRunning) {
     item.kind = Kind::kRunning;

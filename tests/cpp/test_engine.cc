@@ -244,6 +244,13 @@ TEST_F(SharingRanksTest, AnUpdateIsShortWhereAllRanksFlush) {
   for (const auto& training : trainings_) EXPECT_EQ(training->sums, (Floats{kAll, 1}));
 }
 
+TEST_F(SharingRanksTest, WhoHasJoinedBeforeTheFirstUpdateMakesItsOwnThen) {
+  StartSharing();
+  JoinTogether({0, 1, 2});
+  Run([](Rank, Training& training) { training.Run(2); });
+  for (const auto& training : trainings_) EXPECT_EQ(training->sums, Floats(2, kAll));
+}
+
 TEST_F(SharingRanksTest, WhoWaitsForAMicroBatchHearsOfAShutdown) {
   StartSharing();
   Run([](Rank rank, Training& training) { training.Run(1, rank == 0 ? 1 : 2); });

@@ -327,6 +327,16 @@ def test_a_join(world: World) -> None:
     hvd.assert_replicas_equal(torch.nn.ParameterList([weight]), optimizer)
 
 
+def test_a_join_before_any_step(world: World) -> None:
+    """Each rank returns the micro-batch that it has begun, and begins it again."""
+    weight, optimizer = counting()
+    optimizer.begin_micro_batch()
+    hvd.join()
+    while optimizer.rounds < 2:
+        count(weight, optimizer)
+    assert weight.tolist() == [-2.0 * PASSES * world.size] * 3
+
+
 def test_a_join_of_who_keeps_an_optimizer_that_the_others_have_deleted(world: World) -> None:
     """Python may free it at another time on each rank. Its buckets end while rank 0 is in its join."""
     weight, optimizer = counting()
