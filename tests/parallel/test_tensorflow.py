@@ -821,12 +821,19 @@ def test_local_sources(world: World, policy: str, scaled: bool, kind: str) -> No
 
 
 def test_only_local_sources(world: World) -> None:
-    variable = tf.Variable([1.0])
-    with tf.GradientTape() as tape:
-        loss = variable * (world.rank + 1.0)
-    tape = hvd.DistributedGradientTape(tape, sync=EVERYBODY)
-    tape.register_local_source(variable)
-    assert tape.gradient(loss, [variable])[0].numpy() == pytest.approx((world.rank + 1) / world.size)
+    """One of them has a sparse gradient."""
+    weight, table = tf.Variable([1.0]), tf.Variable([[1.0], [1.0]])
+    with tf.GradientTape(persistent=True) as tape:
+        loss = (weight + tf.gather(table, [1])) * (world.rank + 1.0)
+    for scaled, factor in ((True, 1 / world.size), (False, 1.0)):
+        wrapped = hvd.DistributedGradientTape(tape, sync=EVERYBODY, scale_local_gradients=scaled)
+        for source in (weight, table):
+            wrapped.register_local_source(source)
+        dense, sparse = wrapped.gradient(loss, [weight, table])
+        assert isinstance(sparse, tf.IndexedSlices)
+        expected = factor * (world.rank + 1)
+        assert dense.numpy().tolist() == pytest.approx([expected])
+        assert tf.convert_to_tensor(sparse).numpy().reshape(-1).tolist() == pytest.approx([0.0, expected])
 
 
 @alone
