@@ -164,6 +164,24 @@ def test_a_schedule_begins_with_the_epoch_that_training_resumes_with(taken: int)
     assert [schedule.rate_after(taken + step) for step in (0, 2, 3)] == [0.25, 0.25, 0.125]
 
 
+@pytest.mark.parametrize("epochs", [0, 0.5, 1, 1.5])
+def test_a_warm_up_ends_with_the_full_rate(monkeypatch: pytest.MonkeyPatch, epochs: float) -> None:
+    monkeypatch.setattr(backend.horovod, "size", lambda: 4)
+    optimizer = stepping(0.4)
+    warm_up = hvd.callbacks.LearningRateWarmupCallback(0.4, epochs)
+    warm_up.set_model(SimpleNamespace(optimizer=optimizer))
+    warm_up.set_params({"steps": 4})
+    warm_up.on_train_begin()
+    rates = []
+    for epoch in range(3):
+        warm_up.on_epoch_begin(epoch)
+        for batch in range(4):
+            warm_up.on_train_batch_begin(batch)
+            rates.append(float(optimizer.learning_rate))
+    rising = int(4 * epochs)
+    assert rates == pytest.approx([0.1 + 0.3 * step / rising for step in range(1, rising + 1)] + [0.4] * (12 - rising))
+
+
 # --- Callbacks
 
 
