@@ -480,9 +480,12 @@ def test_a_rank_that_has_made_another_model(world: World, sync: str) -> None:
 @pytest.mark.parametrize("sync", ["full", "quorum:1.0"])
 def test_local_layers_are_left_alone(world: World, sync: str) -> None:
     model = make_model(0)
-    optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=model.layers[-1], sync=sync)
+    plain = keras.optimizers.SGD(0.1, momentum=0.9)
+    optimizer = hvd.PartialDistributedOptimizer(plain, local_layers=model.layers[-1], sync=sync)
     model.compile(optimizer, "mse", jit_compile=False)
-    fit(world, model, [])
+    fit(world, model, [hvd.callbacks.FlushCallback()])  # raises where it would make other replicas equal
+    momenta = world.gather(values(plain.momentums[-2:]))
+    assert momenta[0] != momenta[1]
     world.same(values(model.layers[0].weights))
     heads = world.gather(values(model.layers[-1].weights))
     assert all(one != other for head in heads[1:] for one, other in zip(head, heads[0], strict=True))
