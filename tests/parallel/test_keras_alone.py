@@ -5,20 +5,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import torch
-from ranks import Ranks
+from harness.matrix import alone
+from harness.world import World
 
-with pytest.MonkeyPatch.context() as while_keras_is_imported:
-    while_keras_is_imported.setenv("KERAS_BACKEND", "torch")
-    import keras
+import horovod_partial.keras as hvd
+from horovod_partial.keras import steps
+from horovod_partial.keras.backend import backend
+from horovod_partial.keras.replica import ReplicaOfVariables
 
-    import horovod_partial.keras as hvd
-    from horovod_partial.keras import steps
-    from horovod_partial.keras.backend import backend
-    from horovod_partial.keras.replica import ReplicaOfVariables
-
+pytestmark = alone
 
 SGD = keras.optimizers.SGD
 
@@ -34,19 +33,16 @@ def values(variables: Any) -> list[list[float]]:
 
 
 @pytest.fixture
-def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
-    """Under `hvd.Full()`, one of two ranks. The gradients of the other are three times as large."""
-    ranks = Ranks(2)
-    ranks.process_set_id = 0
+def _another_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has gradients that are three times as large, under `hvd.Full()`."""
     reduce = lambda name, gradients, *_, **__: [(gradient + 3.0 * gradient) / 2 for gradient in gradients]
     monkeypatch.setattr(backend.framework, "reduce_fully", reduce)
-    return ranks
 
 
-def compiled(ranks: Ranks) -> keras.Model:
+def compiled(rate: Any = 0.1) -> keras.Model:
     """A model whose optimizer has a velocity for each variable."""
     model = make_model()
-    model.compile(hvd.DistributedOptimizer(SGD(0.1, momentum=0.9), process_set=ranks, sync="full"), "mse")
+    model.compile(hvd.DistributedOptimizer(SGD(rate, momentum=0.9), sync="full"), "mse")
     model.optimizer.build(model.trainable_weights)
     return model
 
@@ -64,11 +60,12 @@ ACCUMULATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any
 }
 
 
+@pytest.mark.usefixtures("_another_rank")
 @pytest.mark.parametrize("kind", ACCUMULATIONS)
-def test_the_gradients_of_several_passes_are_one_update(two_ranks: Ranks, kind: str) -> None:
+def test_the_gradients_of_several_passes_are_one_update(world: World, kind: str) -> None:
     make, options, arguments, factor = ACCUMULATIONS[kind]
     weight, expected = (keras.Variable(np.full(2, 4.0, np.float32)) for _ in range(2))
-    optimizer = hvd.DistributedOptimizer(make(0.1, **options), process_set=two_ranks, sync="full", **arguments)
+    optimizer = hvd.DistributedOptimizer(make(0.1, **options), sync="full", **arguments)
     plain = make(0.1, **options | {"gradient_accumulation_steps": None})
     for first, second in ([1.0, -2.0], [3.0, 1.0]), ([0.5, 4.0], [-1.0, 2.0]):
         before = values([weight])
@@ -80,11 +77,12 @@ def test_the_gradients_of_several_passes_are_one_update(two_ranks: Ranks, kind: 
     assert optimizer.rounds == int(plain.iterations) == 2
 
 
-def test_local_layers_keep_all_their_gradients(two_ranks: Ranks) -> None:
+@pytest.mark.usefixtures("_another_rank")
+def test_local_layers_keep_all_their_gradients(world: World) -> None:
     model = make_model()
     local, variables = model.layers[-1], model.trainable_weights
     before = values(variables)
-    options = {"process_set": two_ranks, "local_layers": local, "scale_local_gradients": False, "sync": "full"}
+    options = {"local_layers": local, "scale_local_gradients": False, "sync": "full"}
     optimizer = hvd.PartialDistributedOptimizer(SGD(1.0), **options)
     optimizer.apply([torch.ones(tuple(each.shape)) for each in variables], variables)
     own = {id(variable) for variable in local.trainable_weights}
@@ -110,7 +108,7 @@ def take_rounds(optimizer: Any, *parts: float) -> None:
         optimizer._horovod_steps.update_state(1, part)
 
 
-def test_a_schedule_counts_the_steps_in_rounds() -> None:
+def test_a_schedule_counts_the_steps_in_rounds(world: World) -> None:
     rate = keras.optimizers.schedules.PiecewiseConstantDecay([0, 1, 2], [0.1, 0.2, 0.3, 0.4])
     optimizer = stepping(rate)
     rates = [float(optimizer.learning_rate)]
@@ -120,14 +118,10 @@ def test_a_schedule_counts_the_steps_in_rounds() -> None:
     assert rates == pytest.approx([0.1] * 10 + [0.2] * 2 + [0.3, 0.4])
 
 
-def test_a_schedule_goes_on_where_it_was_saved(two_ranks: Ranks, tmp_path: Path) -> None:
+def test_a_schedule_goes_on_where_it_was_saved(world: World, tmp_path: Path) -> None:
     rate = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5)
 
-    models = [make_model() for _ in range(2)]
-    for model in models:
-        model.compile(hvd.DistributedOptimizer(SGD(rate), process_set=two_ranks, sync="full"), "mse")
-        model.optimizer.build(model.trainable_weights)
-    saved, loaded = models
+    saved, loaded = (compiled(rate) for _ in range(2))
     take_rounds(saved.optimizer, *[0.5] * 6)
     saved.save_weights(tmp_path / "model.weights.h5")
     loaded.load_weights(tmp_path / "model.weights.h5")
@@ -135,7 +129,7 @@ def test_a_schedule_goes_on_where_it_was_saved(two_ranks: Ranks, tmp_path: Path)
     assert float(loaded.optimizer.learning_rate) == pytest.approx(0.5**3)
 
 
-def test_velocities_follow_the_rates_of_all_callbacks() -> None:
+def test_velocities_follow_the_rates_of_all_callbacks(world: World) -> None:
     optimizer = stepping(0.1, momentum=0.9)
     optimizer.momentums[0].assign([1.0, 2.0])
     rates = steps.Rates()
@@ -149,7 +143,7 @@ def test_velocities_follow_the_rates_of_all_callbacks() -> None:
 
 
 @pytest.mark.parametrize("taken", [0, 6], ids=["new", "has trained"])
-def test_a_schedule_begins_with_the_epoch_that_training_resumes_with(taken: int) -> None:
+def test_a_schedule_begins_with_the_epoch_that_training_resumes_with(world: World, taken: int) -> None:
     optimizer = stepping(1.0)
     optimizer._horovod, flushes = SimpleNamespace(rates=steps.Rates()), []
     optimizer.flush = lambda: flushes.append(int(optimizer._iterations))
@@ -165,7 +159,7 @@ def test_a_schedule_begins_with_the_epoch_that_training_resumes_with(taken: int)
 
 
 @pytest.mark.parametrize("epochs", [0, 0.5, 1, 1.5])
-def test_a_warm_up_ends_with_the_full_rate(monkeypatch: pytest.MonkeyPatch, epochs: float) -> None:
+def test_a_warm_up_ends_with_the_full_rate(world: World, monkeypatch: pytest.MonkeyPatch, epochs: float) -> None:
     monkeypatch.setattr(backend.horovod, "size", lambda: 4)
     optimizer = stepping(0.4)
     warm_up = hvd.callbacks.LearningRateWarmupCallback(0.4, epochs)
@@ -185,8 +179,8 @@ def test_a_warm_up_ends_with_the_full_rate(monkeypatch: pytest.MonkeyPatch, epoc
 # --- Callbacks
 
 
-def test_a_broadcast_has_everything_but_local_variables(two_ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = compiled(two_ranks)
+def test_a_broadcast_has_everything_but_local_variables(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = compiled()
     local = model.layers[0].kernel
     before = values([local])
 
@@ -203,7 +197,7 @@ def test_a_broadcast_has_everything_but_local_variables(two_ranks: Ranks, monkey
     assert {number for of_variable in values(everything) for number in of_variable} == {3.0}
 
 
-def test_metrics_are_weighted_by_the_batches_of_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_are_weighted_by_the_batches_of_each_rank(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     others = [(3, {"loss": 2.0, "val_loss": 5.0}), (0, {})]
     gathered = lambda own, name: [own, *others]
     monkeypatch.setattr(backend.horovod, "allgather_object", gathered)
@@ -218,7 +212,7 @@ def test_metrics_are_weighted_by_the_batches_of_each_rank(monkeypatch: pytest.Mo
         assert logs == {"loss": (1 * 6.0 + 3 * 2.0) / 4, "val_loss": 3.0}
 
 
-def test_a_state_of_an_elastic_job_follows_its_training() -> None:
+def test_a_state_of_an_elastic_job_follows_its_training(world: World) -> None:
     commits: list[tuple[int, int]] = []
     state = SimpleNamespace(epoch=4, batch=0, commit=lambda: commits.append((state.epoch, state.batch)))
     kinds = hvd.elastic.UpdateEpochStateCallback, hvd.elastic.UpdateBatchStateCallback
@@ -239,8 +233,8 @@ def test_a_state_of_an_elastic_job_follows_its_training() -> None:
 # --- What ranks compare
 
 
-def test_a_replica_has_the_optimizers_state(two_ranks: Ranks) -> None:
-    models = [compiled(two_ranks) for _ in range(2)]
+def test_a_replica_has_the_optimizers_state(world: World) -> None:
+    models = [compiled() for _ in range(2)]
     for model, change in zip(models, (1.0, 2.0), strict=True):
         momentum = model.optimizer.momentums[0]
         momentum.assign(momentum + change)
