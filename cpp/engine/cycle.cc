@@ -117,9 +117,11 @@ std::optional<Report::Item> Engine::ItemOf(SharedBucket& bucket, Time now, bool 
   item.age = std::max(now - bucket.arrived, Time(0));
   if (bucket.share) {
     const bool gone = bucket.OwnerIsGone();
-    if (joined) bucket.share->Leave();
     if (gone) bucket.share->GiveUp(bucket.Made());
-    if (core.declared()) item.share = bucket.share->share(now, bucket.wants, gone);
+    if (core.declared()) {  // until its first round nobody else makes what this rank holds, even while it has joined
+      if (joined) bucket.share->Leave();
+      item.share = bucket.share->share(now, bucket.wants, gone);
+    }
   }
   if (core.state() == Bucket::State::kRunning) {
     item.kind = Kind::kRunning;
@@ -251,13 +253,17 @@ void Engine::Finished(const std::shared_ptr<SharedBucket>& bucket, const std::st
 }
 
 // Forgets a bucket after its last round, which has delivered everything. A contribution that came after the coordinator
-// ended the bucket begins a new bucket of the same name. Called with the bucket's lock held.
+// ended the bucket begins a new bucket of the same name. If the owner is not gone, because this rank has joined or has
+// not arrived yet, the bucket is as if just declared. Called with the bucket's lock held.
 void Engine::End(SharedBucket& bucket, Calls& calls) {
   if (bucket.operation != nullptr && bucket.operation->arrival.input == nullptr) bucket.Complete(true, calls);
   if (bucket.core.declared()) surroundings_.in_use -= bucket.Counts();
   bucket.Reset();
-  if (bucket.operation == nullptr) return buckets_.Forget(bucket);
-  if (bucket.awaited == nullptr) bucket.ArriveOrFail(calls);
+  if (bucket.operation == nullptr) {
+    if (bucket.owner == nullptr || bucket.owner->gone()) buckets_.Forget(bucket);
+  } else if (bucket.awaited == nullptr) {
+    bucket.ArriveOrFail(calls);
+  }
 }
 
 void Engine::RecordGroups(const std::string& name, int made, std::chrono::nanoseconds setup) {

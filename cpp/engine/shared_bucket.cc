@@ -30,7 +30,7 @@ void SharedBucket::Reset() {
   const Policy& policy = config.spec.policy;
   if (!policy.grants) return;
   share.emplace(surroundings.rank, policy.micro_batches / surroundings.size);
-  update = updates = 0;
+  update = 0;
   holds_more = false;
   surroundings.shares_work = true;
 }

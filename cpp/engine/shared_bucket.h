@@ -105,7 +105,8 @@ struct SharedBucket {
   void Complete(bool late, Calls& calls);
   // Ends the running round when its reduction has succeeded. May throw.
   void EndRound(Calls& calls);
-  // Forgets the rounds and the statistics of the bucket, which then begins again with round 0.
+  // Forgets the rounds and the statistics of the bucket, which then begins again with round 0. `updates` goes on,
+  // because the optimizer has made them.
   void Reset();
   // Makes every later use of the bucket fail. Keeps late contributions: nobody knows whether they were delivered.
   void Fail(const std::string& error, Calls& calls);

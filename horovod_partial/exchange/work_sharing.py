@@ -131,20 +131,20 @@ class SharedWork(MicroBatches):
         if self.is_alone:
             return
         active = None if SharedWork._active is None else SharedWork._active()
-        if active is not self:
-            if active is not None and self.is_current:
+        if active is not self and active is not None:
+            if self.is_current:
                 raise ValueError(
                     "two optimizers cannot share work in turns: an update of one might be made while this rank uses the other, under "
                     "weights that are gone. Pass the parameters of both to one optimizer, or use another policy"
                 )
-            if active is not None:
-                active.leave()
-            SharedWork._active = weakref.ref(self)
+            active.leave()
         sharer = self._sharer()
-        if self._tenure.enter() and sharer is not None:
+        if not self.is_current and sharer is not None:
             self._rounds = self._first = self._made = 0
             self.begun = None  # a micro-batch that began before the last `hvd.init()` is lost
             sharer.declare_buckets()
+            self._tenure.enter()  # only now, because a declaration that fails must be made again
+        SharedWork._active = weakref.ref(self)
 
     def after(self, before: MicroBatches) -> MicroBatches:
         assert isinstance(before, SharedWork)
@@ -258,8 +258,7 @@ class SharedWork(MicroBatches):
     def come_back(self) -> None:
         """Begin a micro-batch again, after a flush or a join that began with `leave`."""
         sharer = self._sharer()
-        is_active = SharedWork._active is not None and SharedWork._active() is self and self.is_current
-        if sharer is None or sharer.family is None or not is_active:
+        if sharer is None or sharer.family is None or SharedWork._active is None or SharedWork._active() is not self:
             return
         self._begins = self.begins_in_step
         while self.must_apply():

@@ -256,7 +256,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     Args:
         initial_lr: the learning rate after the warm-up.
-        warmup_epochs: the number of epochs of the warm-up.
+        warmup_epochs: the number of epochs of the warm-up, which may be a fraction.
         momentum_correction: same as in `LearningRateScheduleCallback`.
         steps_per_epoch: steps in an epoch; only needed if Keras does not know it.
         verbose: 1 prints a line on rank 0 when the warm-up is over.
@@ -274,14 +274,14 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
         def multiplier(epoch: float) -> float:
             # Count one batch more, so that the warm-up's last batch has the full learning rate.
-            epoch += 1.0 / self.steps_per_epoch
+            epoch = min(epoch + 1.0 / self.steps_per_epoch, warmup_epochs)
             size = backend.horovod.size()
             return (epoch * (size - 1) / warmup_epochs + 1) / size
 
         super().__init__(
             initial_lr,
             multiplier,
-            end_epoch=int(warmup_epochs),
+            end_epoch=math.ceil(warmup_epochs),
             staircase=False,
             momentum_correction=momentum_correction,
             steps_per_epoch=steps_per_epoch,

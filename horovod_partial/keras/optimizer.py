@@ -349,7 +349,8 @@ class _State:
         if isinstance(exchange, ModelExchange):
             passes = inner(optimizer).gradient_accumulation_steps
             if passes and not self.averages:  # Keras averages over backward passes: multiply averages, to get sums
-                gradients = [None if gradient is None else gradient * passes for gradient in gradients]
+                # `keras.ops.multiply` also takes sparse gradients of TensorFlow.
+                gradients = [None if each is None else keras.ops.multiply(each, passes) for each in gradients]
             result = optimizer._base.apply(optimizer, gradients, variables)
             if not passes:
                 exchange.average(optimizer, variables)

@@ -41,9 +41,11 @@ class ReplicaOfVariables:
     def __init__(self, variables: list[Any], optimizer: Any) -> None:
         self._optimizer = optimizer  # this reference keeps the optimizer, and so its buckets, alive while ranks compare
         self._variables = variables
-        # Each rank has its own accumulated gradients. All other variables of the optimizer must be equal.
+        # Each rank has its own accumulated gradients. All other variables of the optimizer must be equal, unless each rank
+        # trains local variables of its own. Keras does not tell which state belongs to those, so compare no state then.
         own = {id(variable) for variable in getattr(optimizer, "_accumulated_gradients", ())}
-        state = [variable for variable in variables_of(optimizer) if id(variable) not in own]
+        has_local = bool(getattr(getattr(optimizer, "_horovod", None), "local", ()))
+        state = [] if has_local else [variable for variable in variables_of(optimizer) if id(variable) not in own]
         everything = {"weight": variables, "optimizer's variable": state}
         # Keras numbers all layers of a process, so paths of variables may differ between ranks. Remove the numbers.
         self._named: dict[Key, Any] = {

@@ -51,7 +51,8 @@ class SharedGradients(RoundApplier):
 
     @property
     def family(self) -> GradientFamily | None:
-        return None if self.wrapped is None else super().family  # without its optimizer, no update can be applied
+        # Without its optimizer, no update can be applied.
+        return super().family if self.wrapped is not None and self.work.is_current else None
 
     def declare_buckets(self) -> None:
         self._set.enter(self.replica)

@@ -244,6 +244,13 @@ TEST_F(SharingRanksTest, AnUpdateIsShortWhereAllRanksFlush) {
   for (const auto& training : trainings_) EXPECT_EQ(training->sums, (Floats{kAll, 1}));
 }
 
+TEST_F(SharingRanksTest, WhoHasJoinedBeforeTheFirstUpdateMakesItsOwnThen) {
+  StartSharing();
+  JoinTogether({0, 1, 2});
+  Run([](Rank, Training& training) { training.Run(2); });
+  for (const auto& training : trainings_) EXPECT_EQ(training->sums, Floats(2, kAll));
+}
+
 TEST_F(SharingRanksTest, WhoWaitsForAMicroBatchHearsOfAShutdown) {
   StartSharing();
   Run([](Rank rank, Training& training) { training.Run(1, rank == 0 ? 1 : 2); });
@@ -947,6 +954,20 @@ TEST_F(EndsTest, JoinedRanksForgetItToo) {
   JoinTogether({0, 1});
   RunRoundZero();
   EXPECT_EQ(LastRound().closing.reason, Closing::Reason::kFirst);
+}
+
+TEST_F(EndsTest, AJoinedRankThatKeepsItsOwnerHasItAsJustDeclared) {
+  StartOwned(3, {Config(1)});
+  horovod().Join(2);
+  Leave(0);
+  LeaveAndCycle(1);
+  EXPECT_TRUE(LastRound().closing.ends);
+  EXPECT_FALSE(Knows(1, 0));
+  ASSERT_TRUE(Knows(2, 0));
+  EXPECT_FALSE(EngineOf(2).buckets().Find(BucketName(0))->core.declared());
+  JoinTogether({0, 1});
+  LeaveAndCycle(2);
+  EXPECT_FALSE(Knows(2, 0));
 }
 
 TEST_F(EndsTest, AFlushThatWaitsIsReleasedWhenTheLastBucketEnds) {

@@ -71,11 +71,14 @@ def test_broadcast_before_the_first_step(world: World) -> None:
     if world.rank == 0:
         make_model(0)
     model = compiled(make_model(world.rank))
-    (ahead,) = model.optimizer._horovod_steps.variables  # by how much rounds are ahead of steps
-    ahead.assign(world.rank)
-    before = Before(lambda: values([*model.weights, *model.optimizer.variables, ahead]))
+    model.optimizer.build(model.trainable_weights)
+    everything = [*model.weights, *model.optimizer.all_variables]
+    for variable in everything:  # as after a training of this rank alone
+        variable.assign(variable + world.rank)
+    expected = world.gather(values(everything))[1]
+    before = Before(lambda: values(everything))
     fit(world, model, [hvd.callbacks.BroadcastGlobalVariablesCallback(1), before])
-    world.same(before.noted)
+    assert before.noted == expected
 
 
 @mainly_on_torch
@@ -477,11 +480,14 @@ def test_a_rank_that_has_made_another_model(world: World, sync: str) -> None:
 @pytest.mark.parametrize("sync", ["full", "quorum:1.0"])
 def test_local_layers_are_left_alone(world: World, sync: str) -> None:
     model = make_model(0)
-    optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=model.layers[-1], sync=sync)
+    plain = keras.optimizers.SGD(0.1, momentum=0.9)
+    optimizer = hvd.PartialDistributedOptimizer(plain, local_layers=model.layers[-1], sync=sync)
     model.compile(optimizer, "mse", jit_compile=False)
-    fit(world, model, [])
+    fit(world, model, [hvd.callbacks.FlushCallback()])  # raises where it would make other replicas equal
+    momenta = world.gather(values(plain.momentums[-2:]))
+    assert momenta[0] != momenta[1]
     world.same(values(model.layers[0].weights))
     heads = world.gather(values(model.layers[-1].weights))
-    assert all(head != heads[0] for head in heads[1:])
+    assert all(one != other for head in heads[1:] for one, other in zip(head, heads[0], strict=True))
     with pytest.raises(ValueError, match="local_layers must be"):
         hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=["dense"])

@@ -59,6 +59,16 @@ def test_an_optimizer_that_is_built_in_a_graph(world: World, policy: str) -> Non
     assert as_one(world, model, sgd, 2)
 
 
+@alone
+def test_sparse_gradients_of_several_passes(world: World) -> None:
+    """Under a policy that averages models, gradients do not become dense before Keras adds them up."""
+    weight = keras.Variable([[0.0], [0.0], [0.0]])
+    optimizer = DistributedOptimizer(keras.optimizers.SGD(1.0), sync=sync_of("group"), backward_passes_per_step=2)
+    for row in (0, 2):
+        optimizer.apply([tf.IndexedSlices(tf.ones([1, 1]), [row], [3, 1])], [weight])
+    assert weight.numpy().tolist() == [[-1.0], [0.0], [-1.0]]
+
+
 # --- Saving -----------------------------------------------------------------------------------------------------------
 
 

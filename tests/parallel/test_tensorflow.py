@@ -28,6 +28,7 @@ from harness.world import World, delay, expected_sum
 import horovod_partial.tensorflow as hvd
 from horovod_partial import _core
 from horovod_partial.tensorflow.gradients import native
+from horovod_partial.tensorflow.graph import runtime
 
 pytestmark = [pytest.mark.launch(framework="tensorflow", **FRONT_END), pytest.mark.one_in(6)]
 
@@ -820,13 +821,21 @@ def test_local_sources(world: World, policy: str, scaled: bool, kind: str) -> No
     assert close([gradient for _, gradient in shared], [expected[0], expected[2]])
 
 
-def test_only_local_sources(world: World) -> None:
-    variable = tf.Variable([1.0])
-    with tf.GradientTape() as tape:
-        loss = variable * (world.rank + 1.0)
-    tape = hvd.DistributedGradientTape(tape, sync=EVERYBODY)
-    tape.register_local_source(variable)
-    assert tape.gradient(loss, [variable])[0].numpy() == pytest.approx((world.rank + 1) / world.size)
+@alone
+def test_only_local_sources(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them has a sparse gradient. Nothing travels, so no other ranks are needed."""
+    monkeypatch.setattr(runtime, "size_of", lambda process_set: 4)
+    weight, table = tf.Variable([1.0]), tf.Variable([[1.0], [1.0]])
+    with tf.GradientTape(persistent=True) as tape:
+        loss = (weight + tf.gather(table, [1])) * 3.0
+    for scaled, expected in ((True, 0.75), (False, 3.0)):
+        wrapped = hvd.DistributedGradientTape(tape, sync=EVERYBODY, scale_local_gradients=scaled)
+        for source in (weight, table):
+            wrapped.register_local_source(source)
+        dense, sparse = wrapped.gradient(loss, [weight, table])
+        assert isinstance(sparse, tf.IndexedSlices)
+        assert dense.numpy().tolist() == [expected]
+        assert tf.convert_to_tensor(sparse).numpy().tolist() == [[0.0], [expected]]
 
 
 @alone

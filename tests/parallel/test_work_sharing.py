@@ -16,6 +16,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 import horovod_partial.torch as hvd
 from horovod_partial.runtime import healing
+from horovod_partial.torch.operations import runtime
 
 pytestmark = pytest.mark.launch(**OVER_MPI, full_ranks=(2, 3, 4, 8))
 
@@ -326,6 +327,32 @@ def test_a_join(world: World) -> None:
     hvd.assert_replicas_equal(torch.nn.ParameterList([weight]), optimizer)
 
 
+def test_a_join_before_any_step(world: World) -> None:
+    """Each rank returns the micro-batch that it has begun, and begins it again."""
+    weight, optimizer = counting()
+    optimizer.begin_micro_batch()
+    hvd.join()
+    while optimizer.rounds < 2:
+        count(weight, optimizer)
+    assert weight.tolist() == [-2.0 * PASSES * world.size] * 3
+
+
+def test_a_join_of_who_keeps_an_optimizer_that_the_others_have_deleted(world: World) -> None:
+    """Python may free it at another time on each rank. Its buckets end while rank 0 is in its join."""
+    weight, optimizer = counting()
+    while optimizer.rounds < 2:
+        count(weight, optimizer)
+    optimizer.flush()
+    if world.rank > 0:
+        name = optimizer._exchange.buckets[0].name
+        del optimizer
+        world.until(lambda: name not in hvd.partial_stats(), "the buckets have ended")
+    hvd.join()
+    if world.rank == 0:
+        assert optimizer.rounds == 2
+    world.barrier()
+
+
 @pytest.mark.parametrize("ends", [hvd.flush, hvd.join], ids=["flush", "join"])
 @pytest.mark.usefixtures("heals")
 def test_another_thread_flushes(world: World, ends: Callable[[], Any]) -> None:
@@ -475,6 +502,23 @@ def test_a_backward_that_fails_before_any_arrival(world: World) -> None:
         optimizer.step()
     optimizer.flush()
     assert embedding.weight[0].tolist() == [-3.0 * PASSES * world.size] * 2
+
+
+def test_a_declaration_that_fails_is_made_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flush before that begins no micro-batch."""
+
+    def fail(*_: Any) -> None:
+        raise OSError("planned")
+
+    weight, optimizer = counting()
+    with monkeypatch.context() as patch:
+        patch.setattr(runtime, "declare", fail)
+        with pytest.raises(OSError, match="planned"):
+            count(weight, optimizer)
+    hvd.flush()
+    while optimizer.rounds < 2:
+        count(weight, optimizer)
+    assert weight.tolist() == [-2.0 * PASSES * world.size] * 3
 
 
 def test_ranks_that_disagree(world: World) -> None:
