@@ -233,8 +233,8 @@ def test_one_seed_has_no_verdict() -> None:
         write_pages.verdict(1.0, 0.0, 1)
 
 
-def trained(at_the_edge: list[str], quality: str, against_full: float) -> dict[str, Any]:
-    of = {"seconds_by_seed": [1.0] * 5, "against_full": against_full, "against_full_error": 0.1}
+def trained(at_the_edge: list[str], quality: str) -> dict[str, Any]:
+    of = {"seconds_by_seed": [1.0] * 3, "quality_by_seed": [90.0, 91.0, 92.0]}
     return {
         "quality": quality,
         "at_the_edge": at_the_edge,
@@ -244,23 +244,32 @@ def trained(at_the_edge: list[str], quality: str, against_full: float) -> dict[s
 
 @pytest.mark.parametrize("edge", ["full", "solo"])
 def test_a_rate_at_the_edge_of_its_grid_is_not_compared(edge: str) -> None:
-    program = trained([edge], "accuracy", 1.0)
+    program = trained([edge], "accuracy")
     told = f"not compared (edge: `{edge.capitalize()}()`)"
     assert write_pages.in_the_same_time(program, "solo") == write_pages.after_as_many_steps(program, "solo") == told
 
 
 @pytest.mark.parametrize(
-    ("quality", "against_full", "told"),
+    ("quality", "solo", "told"),
     [
-        ("accuracy", 1.0, "ahead (1.0 ± 0.1 points)"),
-        ("accuracy", -1.0, "behind (1.0 ± 0.1 points)"),
-        ("perplexity", 1.0, "behind (1.0 ± 0.1 %)"),
-        ("perplexity", -1.0, "ahead (1.0 ± 0.1 %)"),
-        ("return", -0.2, "level (-0.2 ± 0.1)"),
+        ("accuracy", [91.1, 91.9, 93.0], "ahead (1.0 ± 0.1 points)"),
+        ("accuracy", [89.1, 89.9, 91.0], "behind (1.0 ± 0.1 points)"),
+        ("perplexity", [91.0, 92.0, 92.9], "behind (1.1 ± 0.0 %)"),
+        ("perplexity", [89.0, 90.1, 91.1], "ahead (1.0 ± 0.0 %)"),
+        ("return", [89.7, 91.0, 91.7], "level (-0.2 ± 0.1)"),
     ],
 )
-def test_after_as_many_steps(quality: str, against_full: float, told: str) -> None:
-    assert write_pages.after_as_many_steps(trained(["majority"], quality, against_full), "solo") == told
+def test_after_as_many_steps(quality: str, solo: list[float], told: str) -> None:
+    """Seed by seed, in percent of the other's."""
+    program = trained([], quality)
+    program["arms"]["solo"]["quality_by_seed"] = solo
+    assert write_pages.after_as_many_steps(program, "solo") == told
+
+
+def test_two_arms_compared_without_full() -> None:
+    program = trained(["full"], "accuracy")
+    program["arms"]["majority"] = {"quality_by_seed": [93.0, 94.0, 95.0]}
+    assert write_pages.after_as_many_steps(program, "majority", 1, "solo") == "ahead (3.0 ± 0.0 points)"
 
 
 def test_within() -> None:
