@@ -40,7 +40,7 @@ struct BucketSnapshot {
                    // bucket
 };
 
-class Calls;
+class BucketLock;
 
 class Engine {
  public:
@@ -130,7 +130,7 @@ class Engine {
   std::shared_ptr<Operation> ArriveUnderLock(const std::shared_ptr<SharedBucket>& bucket,
                                              const Bucket::Arrival& arrival, std::shared_ptr<ReadyEvent> ready,
                                              std::function<void(const Operation&)> on_done, const Caller& caller,
-                                             Calls& calls);
+                                             BucketLock& lock);
   bool DeliverTo(const Buckets& buckets, std::optional<Round> open);
   bool DeliverFamily(const Family& family);
   void WaitForOutstanding() const;
@@ -138,8 +138,8 @@ class Engine {
   void ArriveWhatIsReady();
   void EndIfDeadlocked();
   std::optional<Report::Item> ItemOf(SharedBucket& bucket, Time now, bool joined, bool trains, bool ends);
-  void Refuse(SharedBucket& bucket, const std::string& error, Calls& calls);
-  void End(SharedBucket& bucket, Calls& calls);
+  void Refuse(SharedBucket& bucket, const std::string& error, BucketLock& lock);
+  void End(SharedBucket& bucket, BucketLock& lock);
   void LogRefusal(const std::string& error);
 
   Surroundings surroundings_;
