@@ -194,10 +194,6 @@ bool Engine::Flushing::Wait(const IsDue& is_due) {
   }
 }
 
-std::shared_ptr<const BucketConfig> Engine::ConfigOf(const std::shared_ptr<SharedBucket>& bucket) {
-  return bucket == nullptr ? nullptr : std::shared_ptr<const BucketConfig>(bucket, &bucket->config);
-}
-
 int Engine::device() const {
   for (const auto& bucket : buckets_.All())
     if (const int device = bucket->config.memory->device(); device != Memory::kHost) return device;

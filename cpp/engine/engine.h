@@ -114,8 +114,6 @@ class Engine {
   [[noreturn]] void ThrowShutDown() const { surroundings_.ThrowShutDown(); }
   // Called when Horovod shuts down or is initialised anew. Waits, later arrivals and later flushes fail with `reason`.
   void Close(const std::string& reason);
-  // Returns the configuration of a bucket, or null if `bucket` is null.
-  static std::shared_ptr<const BucketConfig> ConfigOf(const std::shared_ptr<SharedBucket>& bucket);
   // Returns the GPU of some bucket that lies on a GPU. If all buckets lie on the host, returns the host.
   int device() const;
   // Raises the iteration number of this rank's model to at least `iteration`, and returns the new number. Returns 0 if
