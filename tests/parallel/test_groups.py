@@ -86,6 +86,21 @@ def test_all_groups_that_there_are(world: World) -> None:
         assert stats["groups_made"] == made <= 7  # groups of two and more that hold this rank
 
 
+@pytest.mark.full_matrix
+@pytest.mark.launch(ranks=(9,))
+def test_more_groups_than_a_rank_keeps_communicators_for(world: World) -> None:
+    """Each of 9 ranks is in 254 groups and keeps 128 communicators. The groups take turns, so each is made twice."""
+    halves = 2 ** (world.size - 1) - 1
+    schedule = hvd.Schedule(lambda round, rank: (round + 1) >> (rank - 1) & 1 if rank else 0, halves)
+    script = Groups(FRONT, world, schedule=schedule, grace_ms=FOR_EVER)
+    for number in range(2 * halves + 1):
+        result, info = script.arrive(value(world.rank))
+        members = group_of(world.rank, schedule.groups(number, world.size)) if number else tuple(world.ranks)
+        assert (info.round, info.late, info.members) == (number, False, members)
+        assert result == pytest.approx(sum(map(value, members)) / len(members), rel=1e-12)
+    assert hvd.partial_stats()[script.name]["groups_made"] == 2 * (halves - 1)
+
+
 @process_sets
 @pytest.mark.parametrize("kind", ["average", "partial_allreduce"])
 def test_a_process_set_of_one_rank(world: World, kind: str) -> None:
