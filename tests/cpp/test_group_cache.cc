@@ -134,7 +134,9 @@ void EndCalls(std::deque<Caller>& ranks) {
     for (const Caller& caller : ranks) {
       if (caller.calls.empty()) continue;
       const Call call = caller.calls.front();
-      const auto waits = [&](Rank rank) { return !ranks[Index(rank)].calls.empty() && ranks[Index(rank)].calls.front() == call; };
+      const auto waits = [&](Rank rank) {
+        return !ranks[Index(rank)].calls.empty() && ranks[Index(rank)].calls.front() == call;
+      };
       if (!std::all_of(call.second.begin(), call.second.end(), waits)) continue;
       for (const Rank rank : call.second) ranks[Index(rank)].calls.pop_front();
       ended = true;
