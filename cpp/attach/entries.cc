@@ -73,7 +73,7 @@ void Entries::AddZeros(const std::string& bucket, hvd::DataType type, std::int64
   }
   // Chooses the device of the zeros. If this rank has the bucket, its configuration names the device. If this rank has
   // never used the bucket, `device` tells whether the bucket lies on a GPU, but not on which GPU of this rank.
-  if (const auto config = Engine::ConfigOf(engine_.buckets().Find(bucket))) {
+  if (const auto config = engine_.buckets().ConfigOf(bucket)) {
     device = config->memory->device();
   } else if (device != CPU_DEVICE_ID) {
     const int used = engine_.device();

@@ -88,6 +88,11 @@ Buckets BucketMap::FindAll(const Family& names) const {
   return buckets;
 }
 
+std::shared_ptr<const BucketConfig> BucketMap::ConfigOf(const std::string& name) const {
+  const auto bucket = Find(name);
+  return bucket == nullptr ? nullptr : std::shared_ptr<const BucketConfig>(bucket, &bucket->config);
+}
+
 Buckets BucketMap::All() const {
   std::lock_guard<std::mutex> lock(mutex_);
   Buckets buckets;

@@ -28,23 +28,40 @@ class BucketMap {
   // another configuration, or if its tensor has too many elements for Horovod. Throws EngineError if Horovod has shut
   // down or was initialised anew, or if contributions or results of this rank have been lost.
   std::shared_ptr<SharedBucket> Declare(const std::string& name, const BucketConfig& config);
-  // Puts a bucket back into the map of buckets if all ranks have ended the bucket since this rank declared it. Called
-  // with the bucket's lock held, before round 0 of the bucket.
-  void Enter(const std::shared_ptr<SharedBucket>& bucket);
-  // Removes a bucket from the map. Called with the bucket's lock held.
-  void Forget(const SharedBucket& bucket);
 
   // Sets the owner of a bucket: the Python object, such as an optimizer, for which the bucket exists. The bucket need
   // not have been declared. When all ranks have destroyed their objects, the ranks forget the bucket and its
   // statistics. If this rank contributes after its object is gone, the bucket has no owner any more.
   void Own(const std::string& name, const std::shared_ptr<const Owner>& owner);
-  void ForgetOwnersThatLeft();
 
   std::shared_ptr<SharedBucket> Find(const std::string& name) const;
   // Returns the buckets of these names, or an empty list if one of them does not exist.
   Buckets FindAll(const Family& names) const;
   Buckets All() const;
+  // Returns the configuration of a bucket, or null if no bucket has this name.
+  std::shared_ptr<const BucketConfig> ConfigOf(const std::string& name) const;
 
+  // Returns the error of the bucket that the coordinator has made fail last on all ranks, or an empty text.
+  std::string refusal() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return refusal_;
+  }
+  // Returns the buckets in which late contributions or missed results were left when their owners were destroyed.
+  std::set<std::string> unsettled() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return unsettled_;
+  }
+
+ private:
+  friend class Engine;
+
+  // --- Functions that only class Engine calls:
+  // Puts a bucket back into the map of buckets if all ranks have ended the bucket since this rank declared it. Called
+  // with the bucket's lock held, before round 0 of the bucket.
+  void Enter(const std::shared_ptr<SharedBucket>& bucket);
+  // Removes a bucket from the map. Called with the bucket's lock held.
+  void Forget(const SharedBucket& bucket);
+  void ForgetOwnersThatLeft();
   // Makes every later declaration of a bucket fail. `reason` is the text of the error.
   void Close(const std::string& reason) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -54,11 +71,6 @@ class BucketMap {
   void NoteRefusal(const std::string& error) {
     std::lock_guard<std::mutex> lock(mutex_);
     refusal_ = error;
-  }
-  // Returns the error of the bucket that failed in this way last, or an empty text.
-  std::string refusal() const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return refusal_;
   }
   // Records that this rank lost contributions or results when a bucket failed on all ranks, and that no thread has got
   // the error. The next call of Declare or ThrowIfLost throws `error`, once.
@@ -71,14 +83,8 @@ class BucketMap {
     std::lock_guard<std::mutex> lock(mutex_);
     unsettled_.insert(name);
   }
-  // Returns the buckets in which late contributions or missed results were left when their owners were destroyed.
-  std::set<std::string> unsettled() const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return unsettled_;
-  }
   void ThrowIfLost();
 
- private:
   // Returns the owner of a bucket if the owner lives, else null. Called with the mutex held.
   std::shared_ptr<const Owner> OwnerOf(const std::string& name) const;
 

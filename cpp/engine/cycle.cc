@@ -35,10 +35,10 @@ PossibleArrivals::Away Engine::Away(Time now, Time foreign_since) const {
 void Engine::ArriveWhatIsReady() {
   if (surroundings_.awaited == 0) return;
   for (const auto& bucket : buckets_.All()) {
-    Calls calls(bucket->mutex);
+    BucketLock lock(bucket->mutex);
     if (bucket->awaited == nullptr || !bucket->awaited->Ready()) continue;
     bucket->StopAwaiting();
-    bucket->ArriveOrFail(calls);
+    bucket->ArriveOrFail(lock);
     if (surroundings_.shares_work) surroundings_.changes.Tell();  // a thread may wait to begin the next micro-batch
   }
 }
@@ -50,8 +50,8 @@ void Engine::EndIfDeadlocked() {
   if (std::exchange(deadlocks_, deadlocks) == deadlocks) return;
   const std::string why = surroundings_.first_failure->LastDeadlock();
   for (const auto& bucket : buckets_.All()) {
-    Calls calls(bucket->mutex);
-    bucket->Fail(why, calls);
+    BucketLock lock(bucket->mutex);
+    bucket->Fail(why, lock);
   }
   flush_.Refuse(why);
 }
@@ -175,12 +175,12 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
       LogRefusal(closing.error);
       continue;
     }
-    Calls calls(bucket->mutex);
+    BucketLock lock(bucket->mutex);
     if (!closing.error.empty()) {
       if (bucket->operation == nullptr) LogRefusal(closing.error);
       told = told || bucket->operation != nullptr || flush_.waits_in() != Flush::Kind::kNone;
       if (bucket->core.declared() && !bucket->Retired()) lost = closing.error;
-      Refuse(*bucket, closing.error, calls);
+      Refuse(*bucket, closing.error, lock);
       continue;
     }
     if (bucket->share) {
@@ -191,9 +191,9 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
     if (joined || !bucket->poison.empty()) {  // this rank submits nothing, so Horovod sends zeros for it
       if (joined) {
         bucket->core.LeaveOut(closing.round + 1);
-        if (!closing.ends) bucket->ArriveWhileJoined(calls);
+        if (!closing.ends) bucket->ArriveWhileJoined(lock);
       }
-      if (closing.ends) End(*bucket, calls);
+      if (closing.ends) End(*bucket, lock);
       continue;
     }
     // This rank has reported no arrival at this bucket yet, and has seen no round of it. Horovod sends zeros for this
@@ -208,7 +208,7 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
     surroundings_.collectives.Place(bucket, bucket->core.name(), bucket->config, entry);
     if (entry.member) bucket->arrivals.SetOpen(false, Now());
     if (first && bucket->core.declared()) surroundings_.in_use += bucket->Counts();
-    if (closing.ends && !entry.member) End(*bucket, calls);
+    if (closing.ends && !entry.member) End(*bucket, lock);
   }
   if (!lost.empty() && !told) buckets_.NoteLoss(lost);
   flush_.BeginRounds(flush_rounds, flush_over);
@@ -217,13 +217,12 @@ void Engine::Begin(const std::vector<Closing>& closings, bool joined) {
 
 // Makes a bucket fail because the coordinator says so. This rank's arrival at the bucket fails, and every rank may use
 // the bucket's name anew. A flush that waits fails too, because it cannot deliver late contributions to the bucket.
-// Called with the bucket's lock held.
-void Engine::Refuse(SharedBucket& bucket, const std::string& error, Calls& calls) {
+void Engine::Refuse(SharedBucket& bucket, const std::string& error, BucketLock& lock) {
   if (bucket.core.declared()) {
     surroundings_.in_use -= bucket.Counts();
     flush_.Refuse(error);
   }
-  bucket.Fail(error, calls);
+  bucket.Fail(error, lock);
   buckets_.NoteRefusal(error);
   buckets_.Forget(bucket);
 }
@@ -234,16 +233,16 @@ void Engine::LogRefusal(const std::string& error) {
 }
 
 void Engine::Finished(const std::shared_ptr<SharedBucket>& bucket, const std::string& error) {
-  Calls calls(bucket->mutex);
+  BucketLock lock(bucket->mutex);
   const bool ends = bucket->core.last().ends;
   std::string failure = error;
   try {
-    if (failure.empty()) bucket->EndRound(calls);
+    if (failure.empty()) bucket->EndRound(lock);
   } catch (const std::exception& exception) {  // a device may fail, but Horovod's callback must not throw
     failure = bucket->WhyItFailed(exception);
   }
-  if (!failure.empty()) bucket->Fail(failure, calls);
-  if (ends) End(*bucket, calls);
+  if (!failure.empty()) bucket->Fail(failure, lock);
+  if (ends) End(*bucket, lock);
   if (std::exchange(bucket->flush_round, false)) {
     flush_.EndRound(failure);
   } else if (bucket->draining > 0) {
@@ -254,15 +253,15 @@ void Engine::Finished(const std::shared_ptr<SharedBucket>& bucket, const std::st
 
 // Forgets a bucket after its last round, which has delivered everything. A contribution that came after the coordinator
 // ended the bucket begins a new bucket of the same name. If the owner is not gone, because this rank has joined or has
-// not arrived yet, the bucket is as if just declared. Called with the bucket's lock held.
-void Engine::End(SharedBucket& bucket, Calls& calls) {
-  if (bucket.operation != nullptr && bucket.operation->arrival.input == nullptr) bucket.Complete(true, calls);
+// not arrived yet, the bucket is as if just declared.
+void Engine::End(SharedBucket& bucket, BucketLock& lock) {
+  if (bucket.operation != nullptr && bucket.operation->arrival.input == nullptr) bucket.Complete(true, lock);
   if (bucket.core.declared()) surroundings_.in_use -= bucket.Counts();
   bucket.Reset();
   if (bucket.operation == nullptr) {
     if (bucket.owner == nullptr || bucket.owner->gone()) buckets_.Forget(bucket);
   } else if (bucket.awaited == nullptr) {
-    bucket.ArriveOrFail(calls);
+    bucket.ArriveOrFail(lock);
   }
 }
 

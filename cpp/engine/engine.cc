@@ -24,14 +24,14 @@ Engine::Engine(Collectives& collectives, Rank rank, int size, Thresholds thresho
 std::shared_ptr<Operation> Engine::Arrive(const std::shared_ptr<SharedBucket>& bucket, const Bucket::Arrival& arrival,
                                           std::shared_ptr<ReadyEvent> ready,
                                           std::function<void(const Operation&)> on_done, const Caller& caller) {
-  Calls calls(bucket->mutex);
-  return ArriveUnderLock(bucket, arrival, std::move(ready), std::move(on_done), caller, calls);
+  BucketLock lock(bucket->mutex);
+  return ArriveUnderLock(bucket, arrival, std::move(ready), std::move(on_done), caller, lock);
 }
 
 std::shared_ptr<Operation> Engine::ArriveUnderLock(const std::shared_ptr<SharedBucket>& bucket,
                                                    const Bucket::Arrival& arrival, std::shared_ptr<ReadyEvent> ready,
                                                    std::function<void(const Operation&)> on_done, const Caller& caller,
-                                                   Calls& calls) {
+                                                   BucketLock& lock) {
   auto operation = std::make_shared<Operation>();
   operation->arrival = arrival;
   if (!bucket->poison.empty()) throw EngineError(bucket->poison);
@@ -56,10 +56,10 @@ std::shared_ptr<Operation> Engine::ArriveUnderLock(const std::shared_ptr<SharedB
       ++surroundings_.awaited;
       return operation;
     }
-    bucket->Arrive(calls);
+    bucket->Arrive(lock);
   } catch (const std::exception& error) {
     operation->on_done = nullptr;  // the caller gets the exception, so the callback is not needed
-    bucket->FailAndThrow(error, calls);
+    bucket->FailAndThrow(error, lock);
   }
   return operation;
 }
@@ -77,15 +77,15 @@ std::shared_ptr<Operation> Engine::Collect(const std::shared_ptr<SharedBucket>& 
   auto operation = std::make_shared<Operation>();
   operation->arrival.input = operation->arrival.output = output;
   {
-    Calls calls(bucket->mutex);
+    BucketLock lock(bucket->mutex);
     if (!bucket->poison.empty()) throw EngineError(bucket->poison);
     if (bucket->operation != nullptr || !bucket->core.HasMissed()) return nullptr;
     bucket->operation = operation;
     if (bucket->core.state() == Bucket::State::kIdle) {
       try {
-        bucket->Complete(true, calls);
+        bucket->Complete(true, lock);
       } catch (const std::exception& error) {
-        bucket->FailAndThrow(error, calls);
+        bucket->FailAndThrow(error, lock);
       }
       return operation;
     }
@@ -114,9 +114,9 @@ void Engine::WaitForOutstanding() const {
 
 std::shared_ptr<Operation> Engine::BeginDelivery(const std::shared_ptr<SharedBucket>& bucket,
                                                  std::optional<Round> open) {
-  Calls calls(bucket->mutex);
+  BucketLock lock(bucket->mutex);
   const bool needed = open ? bucket->core.completed() == *open : bucket->core.HasPending();
-  return needed ? ArriveUnderLock(bucket, {}, nullptr, nullptr, {}, calls) : nullptr;
+  return needed ? ArriveUnderLock(bucket, {}, nullptr, nullptr, {}, lock) : nullptr;
 }
 
 // Delivers this rank's late contributions to the given buckets. Returns false if there was nothing to deliver.
@@ -194,10 +194,6 @@ bool Engine::Flushing::Wait(const IsDue& is_due) {
   }
 }
 
-std::shared_ptr<const BucketConfig> Engine::ConfigOf(const std::shared_ptr<SharedBucket>& bucket) {
-  return bucket == nullptr ? nullptr : std::shared_ptr<const BucketConfig>(bucket, &bucket->config);
-}
-
 int Engine::device() const {
   for (const auto& bucket : buckets_.All())
     if (const int device = bucket->config.memory->device(); device != Memory::kHost) return device;
@@ -225,8 +221,8 @@ void Engine::Close(const std::string& shut_down) {
   const std::string reason = surroundings_.first_failure->Explain(shut_down);
   buckets_.Close(reason);
   for (const auto& bucket : buckets_.All()) {
-    Calls calls(bucket->mutex);
-    bucket->Fail(reason, calls);
+    BucketLock lock(bucket->mutex);
+    bucket->Fail(reason, lock);
   }
   flush_.Fail(reason);
 }

@@ -40,7 +40,7 @@ struct BucketSnapshot {
                    // bucket
 };
 
-class Calls;
+class BucketLock;
 
 class Engine {
  public:
@@ -114,8 +114,6 @@ class Engine {
   [[noreturn]] void ThrowShutDown() const { surroundings_.ThrowShutDown(); }
   // Called when Horovod shuts down or is initialised anew. Waits, later arrivals and later flushes fail with `reason`.
   void Close(const std::string& reason);
-  // Returns the configuration of a bucket, or null if `bucket` is null.
-  static std::shared_ptr<const BucketConfig> ConfigOf(const std::shared_ptr<SharedBucket>& bucket);
   // Returns the GPU of some bucket that lies on a GPU. If all buckets lie on the host, returns the host.
   int device() const;
   // Raises the iteration number of this rank's model to at least `iteration`, and returns the new number. Returns 0 if
@@ -130,7 +128,7 @@ class Engine {
   std::shared_ptr<Operation> ArriveUnderLock(const std::shared_ptr<SharedBucket>& bucket,
                                              const Bucket::Arrival& arrival, std::shared_ptr<ReadyEvent> ready,
                                              std::function<void(const Operation&)> on_done, const Caller& caller,
-                                             Calls& calls);
+                                             BucketLock& lock);
   bool DeliverTo(const Buckets& buckets, std::optional<Round> open);
   bool DeliverFamily(const Family& family);
   void WaitForOutstanding() const;
@@ -138,8 +136,8 @@ class Engine {
   void ArriveWhatIsReady();
   void EndIfDeadlocked();
   std::optional<Report::Item> ItemOf(SharedBucket& bucket, Time now, bool joined, bool trains, bool ends);
-  void Refuse(SharedBucket& bucket, const std::string& error, Calls& calls);
-  void End(SharedBucket& bucket, Calls& calls);
+  void Refuse(SharedBucket& bucket, const std::string& error, BucketLock& lock);
+  void End(SharedBucket& bucket, BucketLock& lock);
   void LogRefusal(const std::string& error);
 
   Surroundings surroundings_;

@@ -48,7 +48,7 @@ std::optional<int> Families::TakeRound(const Family& family, const std::vector<v
   int gradients = 0;
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     SharedBucket& bucket = *buckets[i];
-    Calls calls(bucket.mutex);
+    BucketLock lock(bucket.mutex);
     // This rank may take the results of a flush even if the bucket has failed since. For example, another rank may have
     // ended and shut Horovod down.
     const bool is_flushed = flush_.bounds() && bucket.flush_end != kForEver;
@@ -57,7 +57,7 @@ std::optional<int> Families::TakeRound(const Family& family, const std::vector<v
     try {
       gradients += bucket.core.TakeRounds(rounds, outputs.at(i));
     } catch (const std::exception& error) {  // an error leaves the family's buckets at different rounds
-      bucket.FailAndThrow(error, calls);
+      bucket.FailAndThrow(error, lock);
     }
   }
   if (rounds > 1 && !has_warned_.exchange(true)) {

@@ -78,7 +78,7 @@ bool SharedBucket::Unsettled() const {
   return owner != nullptr && (core.HasPending() || misses);
 }
 
-void SharedBucket::Arrive(Calls& calls) {
+void SharedBucket::Arrive(BucketLock& lock) {
   if (operation->arrival.output == nullptr) {
     operation->scratch.Reserve(core.bytes(), core.memory());
     operation->arrival.output = operation->scratch.data();
@@ -96,24 +96,24 @@ void SharedBucket::Arrive(Calls& calls) {
   switch (core.Arrive(operation->arrival)) {
     case Bucket::Arrived::kOnTime: arrivals.SetOpen(true, arrived); break;
     case Bucket::Arrived::kWaiting: break;
-    case Bucket::Arrived::kLate: Complete(true, calls); break;
+    case Bucket::Arrived::kLate: Complete(true, lock); break;
     case Bucket::Arrived::kBusy:
       throw std::logic_error("bucket " + core.name() + " is busy without an outstanding operation");
   }
 }
 
-void SharedBucket::ArriveWhileJoined(Calls& calls) {
+void SharedBucket::ArriveWhileJoined(BucketLock& lock) {
   const bool joins_first = !core.declared() && operation == nullptr && poison.empty();
   if (!joins_first || core.options().missed != Missed::kReplay || SharesWork()) return;
   operation = std::make_shared<Operation>();
-  ArriveOrFail(calls);
+  ArriveOrFail(lock);
 }
 
-void SharedBucket::ArriveOrFail(Calls& calls) {
+void SharedBucket::ArriveOrFail(BucketLock& lock) {
   try {
-    Arrive(calls);
+    Arrive(lock);
   } catch (const std::exception& error) {
-    Fail(WhyItFailed(error), calls);
+    Fail(WhyItFailed(error), lock);
   }
 }
 
@@ -121,7 +121,7 @@ void SharedBucket::StopAwaiting() {
   if (std::exchange(awaited, nullptr) != nullptr) --surroundings.awaited;
 }
 
-void SharedBucket::End(Operation& ended, Calls& calls) {
+void SharedBucket::End(Operation& ended, BucketLock& lock) {
   ended.done = true;
   const Time now = Now();
   const Time since = arrivals.UnattendedSince();
@@ -129,15 +129,16 @@ void SharedBucket::End(Operation& ended, Calls& calls) {
   arrivals.Done(core.completed(), now);  // waiting threads may not be awake yet, but wait for no other rank any more
   finished.notify_all();
   if (ended.on_done)
-    calls.Add([on_done = std::exchange(ended.on_done, nullptr), self = ended.shared_from_this()] { on_done(*self); });
+    lock.CallAfterwards(
+        [on_done = std::exchange(ended.on_done, nullptr), self = ended.shared_from_this()] { on_done(*self); });
 }
 
-void SharedBucket::Complete(bool late, Calls& calls) {
+void SharedBucket::Complete(bool late, BucketLock& lock) {
   Fill(*operation, late);
   const RoundInfo& info = operation->info;
   if (auto* recorder = surroundings.Recording(); recorder != nullptr && operation->recorded)
     recorder->Got(label(), Now(), info.round, info.late, info.staleness);
-  End(*std::exchange(operation, nullptr), calls);
+  End(*std::exchange(operation, nullptr), lock);
 }
 
 void SharedBucket::Fill(Operation& result, bool late) {
@@ -163,7 +164,7 @@ void SharedBucket::Fill(Operation& result, bool late) {
           " that this rank has missed is not finite in float16. Leave the compression out.");
 }
 
-void SharedBucket::EndRound(Calls& calls) {
+void SharedBucket::EndRound(BucketLock& lock) {
   const bool on_time = core.Finish();
   if (core.last().ends) return;
   // While the round ran, this rank could not report late contributions, or that the bucket's owner is gone.
@@ -171,7 +172,7 @@ void SharedBucket::EndRound(Calls& calls) {
   statistics.dropped = core.dropped();
   statistics.summed = core.summed();
   // While a device still computes the contribution, this rank has not arrived. Its operation waits for a later round.
-  if (operation != nullptr && awaited == nullptr) Complete(!on_time, calls);
+  if (operation != nullptr && awaited == nullptr) Complete(!on_time, lock);
 }
 
 std::string SharedBucket::WhyItFailed(const std::exception& error) const {
@@ -179,18 +180,18 @@ std::string SharedBucket::WhyItFailed(const std::exception& error) const {
          error.what() + ". This bucket cannot be used any more";
 }
 
-void SharedBucket::Fail(const std::string& error, Calls& calls) {
+void SharedBucket::Fail(const std::string& error, BucketLock& lock) {
   poison = error;
   StopAwaiting();
   if (const auto failed = std::exchange(operation, nullptr)) {
     failed->error = error;
-    End(*failed, calls);
+    End(*failed, lock);
   }
 }
 
-void SharedBucket::FailAndThrow(const std::exception& error, Calls& calls) {
+void SharedBucket::FailAndThrow(const std::exception& error, BucketLock& lock) {
   const std::string why = WhyItFailed(error);
-  Fail(why, calls);
+  Fail(why, lock);
   throw EngineError(why);
 }
 

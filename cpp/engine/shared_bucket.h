@@ -27,15 +27,15 @@ namespace horovod_partial {
 // Stands for no limit on rounds: it is larger than the number of any round.
 inline constexpr Round kForEver = std::numeric_limits<Round>::max();
 
-// Holds a bucket's lock. The destructor releases the lock, and then calls the functions that were added meanwhile.
-class Calls : private NonCopyable {
+// Holds a bucket's lock. The destructor releases the lock, and then calls what CallAfterwards was given.
+class BucketLock : private NonCopyable {
  public:
-  explicit Calls(std::mutex& mutex) : lock_(mutex) {}
-  ~Calls() {
+  explicit BucketLock(std::mutex& mutex) : lock_(mutex) {}
+  ~BucketLock() {
     lock_.unlock();
     for (const auto& call : calls_) call();
   }
-  void Add(std::function<void()> call) { calls_.push_back(std::move(call)); }
+  void CallAfterwards(std::function<void()> call) { calls_.push_back(std::move(call)); }
 
  private:
   std::unique_lock<std::mutex> lock_;
@@ -93,25 +93,25 @@ struct SharedBucket {
   // All functions below are called with the bucket's lock held.
 
   // Makes this rank arrive with the outstanding operation. May throw, because a late contribution needs memory.
-  void Arrive(Calls& calls);
+  void Arrive(BucketLock& lock);
   // Called when other ranks have had a round of this bucket while this rank was in hvd.join(), before its first
   // arrival. This rank arrives without a gradient. The arrival counts when the join is over, so that a flush waits for
   // this rank too.
-  void ArriveWhileJoined(Calls& calls);
+  void ArriveWhileJoined(BucketLock& lock);
   // Calls Arrive on the background thread. If Arrive throws, the bucket fails, and this function does not throw.
-  void ArriveOrFail(Calls& calls);
+  void ArriveOrFail(BucketLock& lock);
   void StopAwaiting();
   // Gives the application its result, and ends the outstanding operation. May throw.
-  void Complete(bool late, Calls& calls);
+  void Complete(bool late, BucketLock& lock);
   // Ends the running round when its reduction has succeeded. May throw.
-  void EndRound(Calls& calls);
+  void EndRound(BucketLock& lock);
   // Forgets the rounds and the statistics of the bucket, which then begins again with round 0. `updates` goes on,
   // because the optimizer has made them.
   void Reset();
   // Makes every later use of the bucket fail. Keeps late contributions: nobody knows whether they were delivered.
-  void Fail(const std::string& error, Calls& calls);
+  void Fail(const std::string& error, BucketLock& lock);
   // Makes every later use of the bucket fail, and throws the error, on the application's thread.
-  [[noreturn]] void FailAndThrow(const std::exception& error, Calls& calls);
+  [[noreturn]] void FailAndThrow(const std::exception& error, BucketLock& lock);
   std::string WhyItFailed(const std::exception& error) const;
   // Runs `work` on the background thread. If memory is used up or a device fails, throws EngineError. This ends the
   // job, because the rank cannot contribute what the other ranks count on.
@@ -128,7 +128,7 @@ struct SharedBucket {
 
  private:
   void Fill(Operation& result, bool late);
-  void End(Operation& ended, Calls& calls);
+  void End(Operation& ended, BucketLock& lock);
 };
 
 // Calls `function` for each bucket, with the bucket's lock held. So `function` takes no lock of a bucket.

@@ -84,7 +84,7 @@ class TakeRoundOp final : public tensorflow::OpKernel {
   // Throws if TensorFlow has placed this kernel on another device than the arrivals.
   void CheckDevices(attach::Session& session, int device) const {
     for (const std::string& name : buckets_) {
-      const auto config = Engine::ConfigOf(session.engine().buckets().Find(name));
+      const auto config = session.engine().buckets().ConfigOf(name);
       if (config != nullptr && config->memory->device() != device)
         throw std::invalid_argument("rank " + std::to_string(session.engine().rank()) + ": the gradients of " + name +
                                     " lie on " + NameOf(config->memory->device()) + ", and are taken on " +

@@ -12,7 +12,7 @@ def gpu_refusal(tensors: str, advice: str, horovod: ModuleType, *, experimental:
     """Return why this process cannot reduce tensors on a GPU; an empty text if it can.
 
     In the text, `tensors` are words for the refused tensors, and `advice` says what to do instead. `horovod` is
-    Horovod's module of the framework, with `cuda_built` and `nccl_built`. If `experimental`, the framework has not been
+    Horovod's module of the framework, with `cuda_built`. If `experimental`, the framework has not been
     tried on a GPU, and the user must allow its tensors by a setting.
     """
     if experimental and not settings().experimental_gpu:
@@ -20,13 +20,13 @@ def gpu_refusal(tensors: str, advice: str, horovod: ModuleType, *, experimental:
             f"partial collectives of {tensors} have not been tried on a GPU yet; {advice}, or set "
             "HOROVOD_PARTIAL_EXPERIMENTAL_GPU=1"
         )
-    if makes(horovod, "MPI_GPUAllreduce"):
+    if not horovod.cuda_built():
+        return f"Horovod was built without CUDA, and cannot reduce {tensors}; {advice}"
+    if not makes(horovod, "NCCLAllreduce"):
         return (
-            "Horovod was built with HOROVOD_GPU_ALLREDUCE=MPI, and partial collectives reduce tensors on GPUs by NCCL alone; "
+            "Horovod was built without HOROVOD_GPU_ALLREDUCE=NCCL, and partial collectives reduce tensors on GPUs by NCCL alone; "
             f"rebuild Horovod with HOROVOD_GPU_OPERATIONS=NCCL, and then this package; or {advice}"
         )
-    if not (horovod.cuda_built() and horovod.nccl_built()):
-        return f"Horovod was built without CUDA and NCCL, and cannot reduce {tensors}; {advice}"
     for variable in ("HOROVOD_ENABLE_ASYNC_COMPLETION", "HOROVOD_ENABLE_XLA_OPS"):
         if os.environ.get(variable, "0") not in ("", "0"):
             return f"partial collectives need {variable}=0: they use results on the host's time"

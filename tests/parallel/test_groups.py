@@ -86,6 +86,21 @@ def test_all_groups_that_there_are(world: World) -> None:
         assert stats["groups_made"] == made <= 7  # groups of two and more that hold this rank
 
 
+@pytest.mark.full_matrix
+@pytest.mark.launch(ranks=(9,))
+def test_more_groups_than_a_rank_keeps_communicators_for(world: World) -> None:
+    """It keeps 128, and is in another group in each of 160 rounds. These groups come twice, and are made anew the second time."""
+    partitions = 160  # into two groups; in one of them each rank but rank 0 is alone
+    schedule = hvd.Schedule(lambda round, rank: (round + 1) >> (rank - 1) & 1 if rank else 0, partitions)
+    script = Groups(FRONT, world, schedule=schedule, grace_ms=FOR_EVER)
+    for number in range(2 * partitions + 1):
+        result, info = script.arrive(value(world.rank))
+        members = group_of(world.rank, schedule.groups(number, world.size)) if number else tuple(world.ranks)
+        assert (info.round, info.late, info.members) == (number, False, members)
+        assert result == pytest.approx(sum(map(value, members)) / len(members), rel=1e-12)
+    assert hvd.partial_stats()[script.name]["groups_made"] == 2 * (partitions - (world.rank > 0))
+
+
 @process_sets
 @pytest.mark.parametrize("kind", ["average", "partial_allreduce"])
 def test_a_process_set_of_one_rank(world: World, kind: str) -> None:

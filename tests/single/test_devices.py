@@ -31,24 +31,28 @@ def test_other_devices_are_refused() -> None:
         check_device(torch.device("meta"))
 
 
-def with_nccl(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
+def with_cuda(monkeypatch: pytest.MonkeyPatch, *operations: str) -> None:
+    """A Horovod that was built with CUDA, and makes these operations."""
     monkeypatch.setattr(mpi_ops, "cuda_built", lambda: True)
-    monkeypatch.setattr(mpi_ops, "nccl_built", lambda: version)
+    monkeypatch.setattr(devices, "makes", lambda _, operation: operation in operations)
 
 
-def test_gpus_are_taken_where_horovod_has_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_nccl(monkeypatch, 0)
-    with pytest.raises(ValueError, match="built without CUDA and NCCL"):
+def test_gpus_are_taken_where_horovod_reduces_by_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi_ops, "cuda_built", lambda: False)
+    with pytest.raises(ValueError, match="built without CUDA"):
         check_device(CUDA)
-    with_nccl(monkeypatch, 22703)
+    with_cuda(monkeypatch, "NCCLAllreduce")
     check_device(CUDA)
 
 
-def test_a_horovod_that_reduces_on_gpus_over_mpi_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_nccl(monkeypatch, 22703)  # such a build may still broadcast by NCCL
-    monkeypatch.setattr(devices, "makes", lambda _, operation: operation == "MPI_GPUAllreduce")
+@pytest.mark.parametrize("operations", [["MPI_GPUAllreduce"], ["NCCLBroadcast"]])
+def test_a_horovod_that_reduces_on_gpus_in_another_way_is_refused(
+    monkeypatch: pytest.MonkeyPatch, operations: list[str]
+) -> None:
+    """Over MPI, or on the host because it has NCCL for broadcasts alone."""
+    with_cuda(monkeypatch, *operations)
     with pytest.raises(
-        ValueError, match=r"HOROVOD_GPU_ALLREDUCE=MPI.*rebuild Horovod with HOROVOD_GPU_OPERATIONS=NCCL"
+        ValueError, match=r"without HOROVOD_GPU_ALLREDUCE=NCCL.*rebuild Horovod with HOROVOD_GPU_OPERATIONS=NCCL"
     ):
         check_device(CUDA)
 
@@ -61,7 +65,7 @@ def test_a_build_tells_by_which_operations_it_reduces() -> None:
 
 
 def test_what_has_not_run_on_a_gpu_is_refused_until_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_nccl(monkeypatch, 22703)
+    with_cuda(monkeypatch, "NCCLAllreduce")
     refusal = gpu_refusal("TensorFlow's tensors", "move them", mpi_ops, experimental=True)
     assert refusal.startswith("partial collectives of TensorFlow's tensors have not been tried on a GPU yet; move them")
     settings.cache_clear()
@@ -78,7 +82,7 @@ def test_a_graph_would_replay_one_round(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("variable", ["HOROVOD_ENABLE_ASYNC_COMPLETION", "HOROVOD_ENABLE_XLA_OPS"])
 def test_gpus_need_results_on_the_hosts_time(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
-    with_nccl(monkeypatch, 22703)
+    with_cuda(monkeypatch, "NCCLAllreduce")
     monkeypatch.setenv(variable, "1")
     with pytest.raises(ValueError, match=f"{variable}=0"):
         check_device(CUDA)

@@ -371,7 +371,7 @@ class FakeHorovod {
     }
     Entry entry;
     for (const auto& other : ranks_)  // the response tells the size
-      if (const auto config = Engine::ConfigOf(other->engine.buckets().Find(bucket))) entry.bytes = config->bytes();
+      if (const auto config = other->engine.buckets().ConfigOf(bucket)) entry.bytes = config->bytes();
     entry.zeros = std::make_shared<Buffer>();
     entry.memory = &memory(state.rank);
     try {
@@ -448,7 +448,7 @@ class FakeHorovod {
 
   DataType TypeOf(const std::string& bucket) const {
     for (const auto& state : ranks_)
-      if (const auto config = Engine::ConfigOf(state->engine.buckets().Find(bucket))) return config->type;
+      if (const auto config = state->engine.buckets().ConfigOf(bucket)) return config->type;
     return DataType::kUInt8;
   }
 
