@@ -86,9 +86,8 @@ def draw(sentences: list[torch.Tensor], batch: int, batches: int, seed: int) -> 
     return job.draw(lambda: similar(shuffled(), batch), batches, generator)
 
 
-def optimizer_of(kind: str, model: LanguageModel, rate: float, momentum: float) -> torch.optim.Optimizer:
+def optimizer_of(kind: str, model: LanguageModel, rate: float, betas: tuple[float, float]) -> torch.optim.Optimizer:
     """Muon is for the matrices of the layers; the rest still has Adam."""
-    betas = momentum, 0.999
     if kind == "adam":
         return torch.optim.Adam(model.parameters(), lr=rate, betas=betas)
     matrices = {p: None for p in model.layers.parameters() if p.ndim == 2}
@@ -113,7 +112,7 @@ def main() -> None:
     torch.manual_seed(options.seed)
     model = LanguageModel()
     optimizer = hvd.DistributedOptimizer(
-        optimizer_of(options.optimizer, model, options.rate, options.momentum),
+        optimizer_of(options.optimizer, model, options.rate, (options.momentum, 0.999)),
         model.named_parameters(),
         backward_passes_per_step=options.passes,
         sync=options.policy,
