@@ -124,7 +124,7 @@ PROGRAMS = {
         "transformer",
         (*GRADIENTS, "work_sharing"),
         (0.005, 0.01, 0.02, 0.04, 0.08),
-        options=("--passes", "4", "--steps", "300"),
+        options=("--passes", "4", "--steps", "150"),
     ),
     # The same, where ranks take turns at being slow.
     "turns": Program(
