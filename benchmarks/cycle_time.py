@@ -4,7 +4,7 @@
 
 A short cycle lets a round close sooner, and takes more of the cores from the ranks that compute. Each seed trains under every policy
 with every cycle time, in turn. A figure is the time with this cycle over the time of the same policy and seed with 5 ms: the median
-over the seeds. `best` is the cycle time of an arm whose figure is least.
+over the seeds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import harness
 from harness import quota
 from harness.work import CYCLE_MS, run_programs
-from work import ARMS, PROGRAMS, shares
+from work import PROGRAMS, job_of, shares
 
 COMPARED = {"lstm": (("full", "solo"), 8.0), "transformer": (("full", "quorum 0.75"), 0.02)}  # arms and rate
 
@@ -32,34 +32,23 @@ def measure(name: str, options: Namespace) -> dict[str, Any]:
     cores = shares(program, options.ranks)
     seconds: dict[str, dict[str, list[float]]] = {arm: {f"{cycle:g}": [] for cycle in options.cycles} for arm in arms}
     for seed, cycle in itertools.product(range(options.seeds), options.cycles):
-        jobs = [
-            {
-                "program": program.file,
-                "policy": ARMS[arm][0],
-                "rate": rate,
-                "seed": seed,
-                "options": [*program.options, *ARMS[arm][1], "--steps", str(options.steps)],
-            }
-            for arm in arms
-        ]
+        jobs = [job_of(program, arm, rate, seed, options.steps) for arm in arms]
         with tempfile.TemporaryDirectory() as folder:
             results = Path(folder) / "runs.jsonl"
             run_programs(jobs, results, ranks=options.ranks, transport=options.transport, cores=cores, cycle_ms=cycle)
             runs = [json.loads(line)["run"] for line in results.read_text().splitlines()]
         for arm, run in zip(arms, runs, strict=True):
             seconds[arm][f"{cycle:g}"].append(run["seconds"])
-    return {"seconds": seconds, "arms": {arm: summary(by_cycle) for arm, by_cycle in seconds.items()}}
+    return {"seconds": seconds, "over_usual": {arm: over_usual(by_cycle) for arm, by_cycle in seconds.items()}}
 
 
-def summary(by_cycle: dict[str, list[float]]) -> dict[str, Any]:
-    """Of an arm: the time with each cycle over that with the usual one, and the best cycle in milliseconds."""
+def over_usual(by_cycle: dict[str, list[float]]) -> dict[str, float]:
+    """Of an arm: the time with each cycle over that with the usual one."""
     usual = by_cycle[f"{CYCLE_MS:g}"]
-    ratios = {
+    return {
         cycle: statistics.median(mine / other for mine, other in zip(seconds, usual, strict=True))
         for cycle, seconds in by_cycle.items()
     }
-    best = min(ratios, key=ratios.__getitem__)
-    return {"over_usual": ratios, "best_ms": float(best), "gain": 1 - ratios[best]}
 
 
 def main() -> None:
@@ -75,23 +64,17 @@ def main() -> None:
         print(f"Skipped: {reason}")
         return
     programs = {name: measure(name, options) for name in COMPARED}
-    figures = {
-        "ranks": options.ranks,
-        "seeds": options.seeds,
-        "steps": options.steps,
-        "usual_ms": CYCLE_MS,
-        "programs": programs,
-    }
     harness.print_table(
         f"the time with a cycle of so many milliseconds over that with {CYCLE_MS}: {options.seeds} seeds",
         ["program, arm", *(f"{cycle:g}" for cycle in options.cycles)],
         [
-            [f"{name}, {arm}", *(f"{ratio:.3f}" for ratio in row["over_usual"].values())]
+            [f"{name}, {arm}", *(f"{ratio:.3f}" for ratio in by_cycle.values())]
             for name, figures in programs.items()
-            for arm, row in figures["arms"].items()
+            for arm, by_cycle in figures["over_usual"].items()
         ],
     )
-    harness.write_json(options.json, figures)
+    job = {"ranks": options.ranks, "seeds": options.seeds, "steps": options.steps, "usual_ms": CYCLE_MS}
+    harness.write_json(options.json, {**job, "programs": programs})
 
 
 if __name__ == "__main__":

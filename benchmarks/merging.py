@@ -90,7 +90,7 @@ def measure(
     limited = section in MEGABITS
     jobs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
     for repeat in range(repeats):
-        for arm in arms if repeat % 2 == 0 else reversed(arms):
+        for arm in harness.in_turn(arms, repeat):
             links: Any = namespaces.limited_links(ranks, MEGABITS[section]) if limited else nullcontext()
             with links as command:
                 done = harness.launch(

@@ -4,8 +4,8 @@
 
 Every arm has its own copy of the parameters, and its gradients come from a backward that does next to nothing. In
 PyTorch all are optimizers; in TensorFlow ours are optimizers of Keras in the step of `model.fit`, and Horovod's is its
-tape (harness/steps_*.py). The arms take turns in blocks of a few steps, in one order and then in the other, behind a
-barrier. Horovod is there twice: where its two arms differ by more than 2 % the figures mean nothing. A ratio is that of
+tape (harness/steps_*.py). The arms take turns in blocks of a few steps, each behind a barrier. In six turns each arm has
+had every place and has followed every other arm once (harness/alternating.py). Horovod is there twice: where its two arms differ by more than 2 % the figures mean nothing. A ratio is that of
 an arm's median to the median of both of them. Under a policy that closes rounds without some ranks, the number of rounds
 may differ from the number of steps. So the benchmark reports rounds per step, and how often a rank was missing from a round.
 """

@@ -54,7 +54,6 @@ OTHER_WORK = (*SHORTER, BALANCED)  # arms whose limit is not Full's
 # results that it has missed, and models are averaged every 10 epochs and at the end.
 ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "full": ("full", ()),
-    MOMENTUM: ("full", ("--momentum", "0.9")),
     BALANCED: ("full", ("--balanced",)),
     "solo": ("solo", ()),
     "majority": ("majority", ()),
@@ -65,12 +64,12 @@ ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "partial_reduce": ("partial_reduce:2", ()),
     "weighted_average": ("weighted_average:20,0.97", ()),
 } | {arm: ("full", ("--share", f"{share:g}")) for arm, share in SHORTER.items()}
-BETAS = {  # Adam's first
-    f"{arm}, momentum {beta:g}": (ARMS[arm][0], ("--momentum", f"{beta:g}"))
+MOMENTA = {  # of SGD, and Adam's first beta; MOMENTUM is one of them
+    f"{arm}, momentum {momentum:g}": (ARMS[arm][0], ("--momentum", f"{momentum:g}"))
     for arm in ("full", "majority", "quorum 0.75")
-    for beta in (0.7, 0.9, 0.95)
+    for momentum in (0.7, 0.9, 0.95)
 }
-ARMS |= BETAS
+ARMS |= MOMENTA
 GRADIENTS = ("full", *SHORTER, "solo", "majority", "quorum 0.75")
 SLOW_SHARE = 1 / 3  # of what the others have
 COMPUTING = 0.8  # of this machine's cores is for the ranks; of two cores Horovod's threads took 0.35 to 0.45
@@ -84,7 +83,8 @@ class Program:
         file: of the program.
         arms: those that make sense there.
         rates: the grid.
-        with_momentum: that of Full with the momentum that is usual; the programs have less, for the sake of late gradients.
+        with_momentum: that of Full with the momentum that is usual, if it is another one; the programs have less, for the sake of
+            late gradients.
         unequal: the last rank has a smaller share.
         options: of the program, for all arms.
     """
@@ -115,8 +115,7 @@ PROGRAMS = {
     # Late gradients act as momentum, so how much of it is best depends on the policy.
     "betas": Program(
         "transformer",
-        ("full", "majority", "quorum 0.75", *BETAS),
-        (0.005, 0.01, 0.02, 0.04),
+        ("full", "majority", "quorum 0.75", *MOMENTA),
         (0.005, 0.01, 0.02, 0.04),
         options=("--steps", "300"),
     ),
@@ -125,7 +124,7 @@ PROGRAMS = {
         "transformer",
         (*GRADIENTS, "work_sharing"),
         (0.005, 0.01, 0.02, 0.04, 0.08),
-        options=("--passes", "4", "--steps", "300"),
+        options=("--passes", "4", "--steps", "150"),
     ),
     # The same, where ranks take turns at being slow.
     "turns": Program(
@@ -159,6 +158,13 @@ def shares(program: Program, ranks: int) -> list[float]:
     return [round(cores * share / sum(relative) - 5e-5, 4) for share in relative]
 
 
+def job_of(program: Program, arm: str, rate: float, seed: int, steps: int | None) -> Job:
+    """What `harness.work.run_programs` is given. `steps` is None for the program's own."""
+    policy, more = ARMS[arm]
+    words = [*program.options, *more, *(["--steps", str(steps)] if steps else [])]
+    return {"program": program.file, "policy": policy, "rate": rate, "seed": seed, "options": words}
+
+
 class Runs:
     """The runs of a program, of which each is made once."""
 
@@ -172,19 +178,8 @@ class Runs:
         self._source = hashlib.sha256(text.encode()).hexdigest()[:12]  # another program has other runs
 
     def job(self, arm: str, rate: float, seed: int) -> Job:
-        policy, more = ARMS[arm]
-        words = [*self._program.options, *more]
-        words += ["--steps", str(self._options.steps)] if self._options.steps else []
-        return {
-            "program": self._program.file,
-            "policy": policy,
-            "rate": rate,
-            "seed": seed,
-            "options": words,
-            "transport": self._options.transport,
-            "cores": self._cores,
-            "source": self._source,
-        }
+        where = {"transport": self._options.transport, "cores": self._cores, "source": self._source}
+        return job_of(self._program, arm, rate, seed, self._options.steps) | where
 
     def make(self, jobs: Sequence[Job]) -> list[Run | None]:
         """Make those runs that are not there. Returns what the programs measured; None of one that failed."""
@@ -228,7 +223,8 @@ def compare(name: str, options: Namespace) -> dict[str, Any]:
     if unknown:
         raise SystemExit(f"{name} has no {', '.join(sorted(unknown))}: its arms are {', '.join(program.arms)}")
     arms = ["full"] + [arm for arm in program.arms if arm != "full" and arm in (options.arms or program.arms)]
-    grids = {arm: options.rates or (program.with_momentum if arm == MOMENTUM else program.rates) for arm in arms}
+    with_momentum = program.with_momentum or program.rates
+    grids = {arm: options.rates or (with_momentum if arm == MOMENTUM else program.rates) for arm in arms}
     grid = [(arm, rate) for arm in arms if arm not in LIKE_FULL for rate in grids[arm]]
     tuning = dict(zip(grid, runs.make([runs.job(*of, TUNING_SEED) for of in grid]), strict=True))
     best = lambda arm: min(grids[arm], key=lambda rate: badness(tuning[arm, rate]))

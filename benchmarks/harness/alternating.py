@@ -11,13 +11,22 @@ from harness.progress import progress
 Arm = TypeVar("Arm")
 
 WARM_UP = 2  # blocks of each arm
-FEWEST = 2  # measured blocks of each arm: one in each order
+FEWEST = 2  # measured blocks of each arm
 
 
 def in_turn(arms: Iterable[Arm], turn: int) -> list[Arm]:
-    """Return arms in the order of a turn: their own if it is even, else the reverse."""
+    """Return arms in the order of a turn. All arms have each place equally often, and each arm follows each other one equally often.
+
+    An arm finds the caches as the one before it has left them. So the order is a Williams design (E. J. Williams, "Experimental
+    designs balanced for the estimation of residual effects of treatments", 1949). It is complete after as many turns as there are
+    arms, and after twice as many if their number is odd.
+    """
     ordered = list(arms)
-    return ordered[::-1] if turn % 2 == 1 else ordered
+    count = len(ordered)
+    zigzag = [-(place // 2) if place % 2 == 0 else place // 2 + 1 for place in range(count)]  # 0, 1, -1, 2, -2
+    if count % 2 == 1 and turn % 2 == 1:
+        zigzag.reverse()
+    return [ordered[(turn + offset) % count] for offset in zigzag]
 
 
 def alternate(
@@ -30,7 +39,7 @@ def alternate(
     seconds: float | None = None,
     before_step: Callable[[int], None] = lambda _: None,
 ) -> dict[str, list[float]]:
-    """On every rank: let the arms take turns in blocks of steps, in one order and then in the other, each behind a barrier.
+    """On every rank: let the arms take turns in blocks of steps, in balanced orders, each behind a barrier.
 
     Args:
         stage: what is measured, for the bar of progress.

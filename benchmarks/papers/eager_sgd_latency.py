@@ -132,4 +132,5 @@ def run(job: Job) -> Outcome:
         f"the simulation {simulated_majority:.2f}. Solo's ratio is the skew over what the software costs, which the "
         f"simulation has not ({simulated_solo:.0f}): it tells of scale and machine, and less of the method."
     )
-    return Outcome(rows, Plot("bytes", "mean latency in ms", series, log_x=True, log_y=True), verdict)
+    plot = Plot("bytes", "mean latency in ms", series, log_x=True, log_y=True)
+    return Outcome(rows, plot, verdict, {"milliseconds": milliseconds, "active ranks": measured["active"]})

@@ -57,7 +57,7 @@ def message_costs(job: Job) -> Outcome:
         verdict += " Limited links let a first burst pass at once, so that the line of larger messages begins below 0."
     if missing:
         verdict += f" No limited links: {missing}."
-    return Outcome(rows, Plot("KiB", "ms", series, log_x=True, log_y=True), verdict)
+    return Outcome(rows, Plot("KiB", "ms", series, log_x=True, log_y=True), verdict, {"KiB and ms": series})
 
 
 # --- Steps -----------------------------------------------------------------------------------------------------------
@@ -82,6 +82,7 @@ def steps(job: Job) -> Outcome:
     rows: list[Row] = []
     times: dict[str, list[float]] = {arm: [] for arm in arms}
     gains: dict[tuple[str, str], list[float]] = {}
+    seconds: dict[str, dict[str, list[list[float]]]] = {}
     for section, ranks in jobs:
         place = f"{section}, {ranks} ranks"
         measured = merging.measure(
@@ -92,6 +93,7 @@ def steps(job: Job) -> Outcome:
             repeats=job.choose(5, 1),
             steps=job.choose(30, 3),
         )
+        seconds[place] = {arm: [done["seconds"] for done in measured[ARMS[arm]]] for arm in arms}
         for arm in arms:
             times[arm].append(merging.median_step(measured[ARMS[arm]]))
             rows.append(Row(f"{place}: step, {arm} (ms)", "", 1e3 * times[arm][-1], "measured"))
@@ -110,7 +112,8 @@ def steps(job: Job) -> Outcome:
         verdict += f" {'; '.join(told)}."
     if missing:
         verdict += f" No limited links: {missing}."
-    return Outcome(rows, bars(times, [f"{section}, {ranks} ranks" for section, ranks in jobs]), verdict)
+    plot = bars(times, [f"{section}, {ranks} ranks" for section, ranks in jobs])
+    return Outcome(rows, plot, verdict, {"seconds": seconds})
 
 
 def bars(times: dict[str, list[float]], jobs: Sequence[str]) -> Plot:

@@ -78,7 +78,7 @@ def speedup(job: Job) -> Outcome:
         "steps a second, over all-reduce's",
         {name: ([float(times) for times in SLOW], [ratio[name] for ratio in ratios]) for name in groups},
     )
-    return Outcome(rows, plot, speedup_verdict(ratios[0], faster))
+    return Outcome(rows, plot, speedup_verdict(ratios[0], faster), measured)
 
 
 def speedup_verdict(equal: dict[str, float], faster: dict[str, float]) -> str:
@@ -147,6 +147,7 @@ def weights(job: Job) -> Outcome:
         Plot("seed", "loss after the flush", series, bars=True),
         f"Weights by staleness end with a loss that is no larger in {better} of {seeds} seeds. The paper's figures for them "
         "could not be had.",
+        measured,
     )
 
 
@@ -231,6 +232,7 @@ def rate(job: Job) -> Outcome:
             {name: _axes(of_arm[0]) for name, of_arm in curves.items()},
         ),
         f"In the same time the whole rate reaches {whole:.1f} %, and the rate divided by {GROUP} {divided:.1f} %.",
+        curves,
     )
 
 

@@ -262,6 +262,7 @@ def ranks(job: Job) -> Outcome:
         rows,
         Plot("seconds", "hinge loss", series, log_y=True),
         f"By iteration: {by_iteration} By time: {nodes.verdict(last[1], ORDER_BY_TIME)}",
+        {"steps, seconds and loss": curves},
     )
 
 
@@ -353,4 +354,5 @@ def last_average(job: Job) -> Outcome:
         Plot("seed", "% by which the weighted average's loss is smaller", series, bars=True),
         f"Seeds in which the weighted last average has the smaller loss: {'; '.join(told)}. It is worse than the model of the "
         f"fastest rank alone, in the mean over the seeds: {'; '.join(worse) or 'nowhere'}.",
+        measured,
     )

@@ -259,7 +259,7 @@ void Engine::End(SharedBucket& bucket, BucketLock& lock) {
   if (bucket.core.declared()) surroundings_.in_use -= bucket.Counts();
   bucket.Reset();
   if (bucket.operation == nullptr) {
-    if (bucket.owner == nullptr || bucket.owner->gone()) buckets_.Forget(bucket);
+    if (bucket.owner == nullptr || bucket.OwnerIsGone()) buckets_.Forget(bucket);
   } else if (bucket.awaited == nullptr) {
     bucket.ArriveOrFail(lock);
   }
