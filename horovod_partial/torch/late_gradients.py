@@ -12,6 +12,7 @@ import torch
 from horovod_partial.merging import MergingPlan
 from horovod_partial.runtime.appliers import this_thread
 from horovod_partial.torch.ahead import ParametersAhead
+from horovod_partial.torch.buckets import GradientBucket
 from horovod_partial.torch.micro_batches import evaluate
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.round_applier import RoundApplier
@@ -159,7 +160,11 @@ class LateGradients(RoundApplier):
             self._set.merging.gradient(parameter)
         bucket = self._set.bucket_of[parameter]
         if bucket.take(parameter):
-            self._set.family.arrive(bucket, self._present_scale())
+            self._arrive(bucket)
+
+    def _arrive(self, bucket: GradientBucket) -> None:
+        self._set.family.arrive(bucket, self._present_scale())
+        bucket.lend()
 
     def synchronize(self) -> None:
         self.work.require_last()
@@ -185,7 +190,7 @@ class LateGradients(RoundApplier):
             if bucket.handle is None:
                 for parameter in list(bucket.missing):
                     bucket.take(parameter)
-                self._set.family.arrive(bucket, self._present_scale())
+                self._arrive(bucket)
         self._wait_for_buckets()
         self._set.tell()
         self._expect_gradients()

@@ -82,12 +82,13 @@ class SharedGradients(RoundApplier):
 
     def _add(self, parameter: torch.nn.Parameter) -> None:
         bucket: Any = self._set.bucket_of[parameter]
-        is_complete = bucket.add(parameter, parameter.grad, self._scale)
-        parameter.grad = bucket.views[parameter]
-        if is_complete and self.work.is_alone:
-            bucket.stay()
-        elif is_complete:
-            self._set.family.arrive(bucket)
+        if not bucket.put(parameter, parameter.grad):
+            return
+        if self.work.is_alone:
+            bucket.stay(self._scale)
+        else:
+            self._set.family.arrive(bucket, self._scale)
+        bucket.lend()
 
     @property
     def is_under_way(self) -> bool:

@@ -10,7 +10,9 @@ import pickle
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import horovod.torch
@@ -35,6 +37,7 @@ from harness.torch_training import (
 )
 from harness.trainers import EVERYBODY
 from harness.world import World
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import horovod_partial.torch as hvd
 from horovod_partial.settings import settings
@@ -227,6 +230,34 @@ def test_gradients_with_a_history(world: World) -> None:
     mean = sum(world.ranks) / world.size
     assert torch.allclose(weight, torch.zeros(2), atol=1e-5)  # there and back again
     assert torch.allclose(weight.grad, torch.full((2,), 2 * mean))
+
+
+class Copies(TorchDispatchMode):
+    """Counts the operations that copy tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operation: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = operation.overloadpacket.__name__
+        if "copy" in name or "clone" in name:
+            self.calls[name] += 1
+        return operation(*args, **(kwargs or {}))
+
+
+def test_a_step_copies_each_bucket_once(world: World) -> None:
+    """On a GPU the start of an operation takes longer than most copies. Horovod copies whole buckets at once, too."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(*[torch.nn.Linear(3, 3) for _ in range(10)])
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), groups=2, sync=EVERYBODY)
+    copies = Copies()
+    for step in range(4):
+        with copies if step > 0 else nullcontext():  # in the first step the ranks compare their parameters
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+    assert copies.calls == {"_foreach_copy_": 2 * 3}
 
 
 def test_policy_from_the_environment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
