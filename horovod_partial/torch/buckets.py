@@ -11,7 +11,7 @@ import torch
 from horovod_partial import _attach
 from horovod_partial.exchange.arguments import warn_of_float32
 from horovod_partial.exchange.bucket_options import BucketOptions
-from horovod_partial.torch.devices import check_device
+from horovod_partial.torch.devices import check_device, device_number, stream_handle
 from horovod_partial.torch.operations import PartialHandle, config_of, runtime, submit, wire_dtype
 
 Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]  # where a gradient belongs, and the gradient
@@ -203,12 +203,6 @@ class GradientBucket:
         self.handle = None
         self.reset()
 
-    def wire_address(self) -> int:
-        """Return the address of the tensor that travels, once the core may write to it."""
-        if self.wire.is_cuda:  # wait for queued CUDA kernels that use the tensor: this package's C++ code does not
-            torch.cuda.current_stream(self.wire.device).synchronize()
-        return self.wire.data_ptr()
-
     def reset(self) -> None:
         """Expect new gradients of all parameters, for the next step, and forget what `watch` has noted."""
         self.missing = set(self.parameters)
@@ -327,8 +321,10 @@ class GradientFamily(_attach.Family):
         make, are skipped: a step with zeros would move weights by momentum and decay. If only some buckets have
         gradients, those of the other buckets are zeros, on every rank.
         """
-        addresses = [bucket.wire_address() for bucket in self.buckets]
-        while (gradients := self.take_round(addresses)) is not None:
+        wires = [bucket.wire for bucket in self.buckets]
+        addresses = [wire.data_ptr() for wire in wires]
+        streams = list({(device_number(wire.device), stream_handle(wire.device)) for wire in wires})
+        while (gradients := self.take_round(addresses, streams)) is not None:
             if gradients > 0:
                 for bucket in self.buckets:
                     bucket.empty = False
@@ -345,7 +341,9 @@ class GradientFamily(_attach.Family):
     def collect(self) -> bool:
         """Write missed results into the buckets, without an arrival. Returns whether there were any."""
         for bucket in self.buckets:
-            handle = runtime.core.collect(self.process_set.process_set_id, bucket.name, bucket.wire_address())
+            if bucket.wire.is_cuda:  # `collect` does not wait for queued CUDA kernels that use the tensor
+                torch.cuda.current_stream(bucket.wire.device).synchronize()
+            handle = runtime.core.collect(self.process_set.process_set_id, bucket.name, bucket.wire.data_ptr())
             bucket.empty = handle is None or handle.info().empty
         return self.take_results()
 
