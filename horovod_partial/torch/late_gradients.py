@@ -258,6 +258,7 @@ class LateGradients(RoundApplier):
             self._apply_all(optimizer)
         self._state = StepState()
         self._local_steps += 1
+        self._note_queued()
         self._set.replan(lambda: self.flush_optimizer(optimizer))
         return loss
 
@@ -375,7 +376,7 @@ class LateGradients(RoundApplier):
         if self._has_arrived and self._set.family.is_under_way:
             return
         optimizer = self.wrapped
-        with self._ahead.in_place_of(self._set.trained):
+        with self._outside_of_steps(), self._ahead.in_place_of(self._set.trained):
             has_result = False
             if self._has_arrived:
                 self._wait_for_buckets()

@@ -46,6 +46,8 @@ class RoundApplier(Exchange, ABC):
         self._steps_in_round = 1.0  # how many steps per rank, on average, the result of the newest round contains
         self._came_from: int | None = None  # the rank that has broadcast all parameters since the last round, if any
         self._has_warned = False  # whether the warning about `state_dict` without a flush was given
+        # By CUDA device, an event behind what the last step, or the last rounds outside of a step, have queued.
+        self._queued: dict[torch.device, torch.cuda.Event] = {}
 
     @property
     def buckets(self) -> Sequence[GradientBucket]:
@@ -95,6 +97,24 @@ class RoundApplier(Exchange, ABC):
         if self.unscales:
             self.overflows.append(overflow)
 
+    def _note_queued(self) -> None:
+        """Note what is queued on the current CUDA streams now. Call this at the end of a step."""
+        for device in {bucket.flat.device for bucket in self.buckets if bucket.flat.is_cuda}:
+            self._queued.setdefault(device, torch.cuda.Event()).record(torch.cuda.current_stream(device))
+
+    @contextmanager
+    def _outside_of_steps(self) -> Iterator[None]:
+        """Context for rounds that come outside of a step, maybe on another CUDA stream than the program's steps.
+
+        At its beginning the host waits until the last step is done on the device, and at its end until the rounds are.
+        """
+        for event in self._queued.values():
+            event.synchronize()
+        yield
+        self._note_queued()
+        for event in self._queued.values():
+            event.synchronize()
+
     @contextmanager
     def _applying(self) -> Iterator[None]:
         before, self.is_applying = self.is_applying, True
@@ -113,7 +133,7 @@ class RoundApplier(Exchange, ABC):
         optimizer = self.wrapped
         if self.family is None or optimizer is None:
             return
-        with self._gradients_kept():
+        with self._outside_of_steps(), self._gradients_kept():
             self._apply_all(optimizer)
         if self.overflows and self._grad_scaler is not None:
             self._grad_scaler.update()

@@ -109,6 +109,7 @@ class SharedGradients(RoundApplier):
         self._complete_micro_batch()
         while self.work.must_apply():
             self._apply_all(optimizer)
+        self._note_queued()
         self._set.tell()
         self.work.updated, self._applied = self._applied, 0
         return loss
@@ -170,7 +171,7 @@ class SharedGradients(RoundApplier):
                 parameter.grad.is_result = True  # type: ignore[attr-defined]
 
     def apply_updates(self) -> None:
-        with self._gradients_kept():
+        with self._outside_of_steps(), self._gradients_kept():
             self._apply_all(self.wrapped)
 
     def synchronize(self) -> None:
