@@ -14,6 +14,7 @@ from horovod_partial.exchange.bucket_options import BucketOptions
 from horovod_partial.torch.devices import check_device, device_number, stream_handle
 from horovod_partial.torch.operations import PartialHandle, config_of, runtime, submit, wire_dtype
 
+Scale: TypeAlias = float | torch.Tensor | None  # by what gradients are divided before they travel; None for nothing
 Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]  # where a gradient belongs, and the gradient
 
 
@@ -118,19 +119,20 @@ class GradientBucket:
         for parameter, view in self.views.items():
             parameter.grad = view
 
-    def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: float) -> None:
-        """Copy the noted gradients, divide them by `scale`, compress them, and call `start` with them.
+    def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: Scale = None) -> None:
+        """Copy the noted gradients, compress them, divide them by `scale`, and call `start` with them.
 
-        Compression may change only the dtype.
+        Compression may change only the dtype. Gradients with a scale never travel in float16, so they are divided in the
+        dtype that travels.
         """
         self._write(_copy)
-        if scale != 1.0:
-            self.flat.div_(scale)
         wire, self._context = self.compression.compress(self.flat)
         if wire.shape != self.flat.shape or not wire.is_contiguous() or wire.dtype != self.wire_dtype:
             raise ValueError(
                 "buckets need a compression that changes the dtype only; use Full() without merging for others"
             )
+        if scale is not None:
+            wire.div_(scale)
         self.wire = wire
         self._version = self.flat._version
         self.handle = start(wire)
@@ -223,27 +225,27 @@ class MicroBatchBucket(GradientBucket):
         if self.wire_dtype != self.flat.dtype:
             self.wire = torch.empty_like(self.flat, dtype=self.wire_dtype)
 
-    def _add(self, scale: float) -> None:
+    def _add(self, scale: Scale) -> None:
         """Add the gradients that `put` has noted, divided by `scale`, to the sum."""
         if self.made > 0:
-            self._write(partial(_add, alpha=1.0 / scale))
+            self._write(partial(_add, alpha=1.0 if scale is None else 1.0 / float(scale)))
             return
         self._write(_copy)
-        if scale != 1.0:
+        if scale is not None:
             self.flat.div_(scale)
 
-    def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: float) -> None:
+    def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: Scale = None) -> None:
         """Arrive with the sum of this rank's gradients in the open update. Call this once in each micro-batch."""
         if self.handle is not None and self.handle.poll():
             # No update ends before this rank's micro-batch. So an operation that has ended has failed: raise its error.
             self.handle.synchronize()
         self._add(scale)
         wire = self.wire
-        super().arrive(lambda packed: start(_into(wire, packed)), 1.0)
+        super().arrive(lambda packed: start(_into(wire, packed)))
         self.wire = wire
         self.made += 1
 
-    def stay(self, scale: float = 1.0) -> None:
+    def stay(self, scale: Scale = None) -> None:
         """Count a micro-batch whose gradients stay on this rank, because there are no other ranks."""
         self._add(scale)
         self.made += 1
@@ -289,7 +291,7 @@ class GradientFamily(_attach.Family):
         for bucket in self.buckets:
             runtime.declare(self.process_set.process_set_id, bucket.name, self._config(bucket))
 
-    def arrive(self, bucket: GradientBucket, scale: float = 1.0) -> None:
+    def arrive(self, bucket: GradientBucket, scale: Scale = None) -> None:
         """Arrive at a bucket with the gradients that it holds, divided by `scale`."""
         config = self._config(bucket)
         bucket.arrive(lambda wire: submit(wire, wire, bucket.name, self.process_set, config), scale)

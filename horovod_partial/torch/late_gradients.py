@@ -163,8 +163,15 @@ class LateGradients(RoundApplier):
             self._arrive(bucket)
 
     def _arrive(self, bucket: GradientBucket) -> None:
-        self._set.family.arrive(bucket, self._present_scale())
+        self._set.family.arrive(bucket, self._scale_on(bucket.flat.device) if self.unscales else None)
         bucket.lend()
+
+    def _scale_on(self, device: torch.device) -> torch.Tensor:
+        """Return the present scale of the GradScaler. (Its `get_scale` would make the host wait for a GPU.)"""
+        scaler = self._grad_scaler
+        assert scaler is not None
+        scale = scaler._scale  # None before the scaler's first use
+        return torch.tensor(scaler.get_scale(), device=device) if scale is None else scale.to(device)
 
     def synchronize(self) -> None:
         self.work.require_last()

@@ -66,10 +66,6 @@ class RoundApplier(Exchange, ABC):
             return None
         return ReplicaState(optimizer, self._set.names, self.round_steps.followers)
 
-    def _present_scale(self) -> float:
-        """Return what contributions are divided by now: the scale of the GradScaler, or 1."""
-        return self._grad_scaler.get_scale() if self.unscales and self._grad_scaler is not None else 1.0
-
     @abstractmethod
     def _take_round(self) -> bool:
         """Put the result of the oldest round not applied yet into the gradients. Returns False if there is none."""
@@ -87,7 +83,7 @@ class RoundApplier(Exchange, ABC):
 
     def _apply_round(self, optimizer: Any) -> None:
         """Take one step of the user's optimizer with the gradients of a round."""
-        overflow = self.unscales and not all(bool(torch.isfinite(bucket.flat).all()) for bucket in self.buckets)
+        overflow = self.unscales and not self._is_finite()
         if not overflow:
             self._came_from = None
             with self._applying():
@@ -114,6 +110,11 @@ class RoundApplier(Exchange, ABC):
         self._note_queued()
         for event in self._queued.values():
             event.synchronize()
+
+    def _is_finite(self) -> bool:
+        """Return whether the result of a round is finite. On a GPU the host waits once for the answer."""
+        finite = [torch.isfinite(bucket.flat).all() for bucket in self.buckets]
+        return not finite or bool(torch.stack([each.to(finite[0].device) for each in finite]).all())
 
     @contextmanager
     def _applying(self) -> Iterator[None]:

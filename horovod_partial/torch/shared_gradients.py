@@ -33,7 +33,7 @@ class SharedGradients(RoundApplier):
         self.work = SharedWork(runtime, self.process_set, self._passes, self)
         self.work.is_alone = not self._set.travels
         self._applied = 0  # how many updates have been applied since the end of the last step
-        self._scale = 1.0
+        self._scale: float | None = None
         if not self.process_set.included():
             return
         self._set.register_hooks(self)
@@ -76,8 +76,8 @@ class SharedGradients(RoundApplier):
                 "up, or use detach() and requires_grad_(False), as for a GAN"
             )
         self._set.check_sparse(parameter)
-        if self.unscales and not self.is_under_way:
-            self._scale = self._present_scale()
+        if self.unscales and self._grad_scaler is not None and not self.is_under_way:
+            self._scale = self._grad_scaler.get_scale()
         self._add(parameter)
 
     def _add(self, parameter: torch.nn.Parameter) -> None:

@@ -232,32 +232,37 @@ def test_gradients_with_a_history(world: World) -> None:
     assert torch.allclose(weight.grad, torch.full((2,), 2 * mean))
 
 
-class Copies(TorchDispatchMode):
-    """Counts the operations that copy tensors."""
+class Operations(TorchDispatchMode):
+    """Counts PyTorch's operations."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter[str] = Counter()
 
     def __torch_dispatch__(self, operation: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = operation.overloadpacket.__name__
-        if "copy" in name or "clone" in name:
-            self.calls[name] += 1
+        self.calls[operation.overloadpacket.__name__] += 1
         return operation(*args, **(kwargs or {}))
 
 
-def test_a_step_copies_each_bucket_once(world: World) -> None:
-    """On a GPU the start of an operation takes longer than most copies. Horovod copies whole buckets at once, too."""
+@pytest.mark.parametrize("scales", [False, True])
+def test_what_a_step_costs_on_a_gpu(world: World, scales: bool) -> None:
+    """One copy for each bucket, since the start of a copy takes longer than most copies. One wait, with a scaler."""
     torch.manual_seed(1)
     model = torch.nn.Sequential(*[torch.nn.Linear(3, 3) for _ in range(10)])
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), groups=2, sync=EVERYBODY)
-    copies = Copies()
+    scaler = torch.amp.GradScaler(torch.get_default_device().type, enabled=scales, init_scale=8.0)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), groups=2, sync=EVERYBODY, grad_scaler=scaler
+    )
+    operations = Operations()
     for step in range(4):
-        with copies if step > 0 else nullcontext():  # in the first step the ranks compare their parameters
+        with operations if step > 0 else nullcontext():  # in the first step the ranks compare their parameters
             optimizer.zero_grad()
-            model(torch.ones(2, 3)).sum().backward()
-            optimizer.step()
-    assert copies.calls == {"_foreach_copy_": 2 * 3}
+            scaler.scale(model(torch.ones(2, 3)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    copies = {name: calls for name, calls in operations.calls.items() if "copy" in name or "clone" in name}
+    assert copies == {"_foreach_copy_": 2 * 3}
+    assert operations.calls["_local_scalar_dense"] == 3 * scales, "tensors that the host has read"
 
 
 def test_policy_from_the_environment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ def test_every_parameter_is_in_one_bucket(counts: list[int], bucket_bytes: int) 
 
 def arrive(bucket: GradientBucket) -> None:
     nothing: Any = None
-    bucket.arrive(lambda _: nothing, 1.0)
+    bucket.arrive(lambda _: nothing)
 
 
 def test_gradients_become_views_of_the_bucket() -> None:
