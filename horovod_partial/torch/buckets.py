@@ -35,9 +35,9 @@ class GradientBucket:
 
     `take` notes each gradient, and `arrive` copies all of them into the flat tensor by one operation, because on a GPU
     the start of an operation takes longer than most copies. After `lend` each parameter's `grad` is a view of the flat
-    tensor, so a round's result needs no copy back. All parameters are on one device. Ranks compare `members` (texts of `bucket_config.member`) in round 0, and errors name them. If `options.unscaled`,
-    gradients travel without their loss scale. Float16 travels as float32 then, because small gradients would become 0
-    in float16.
+    tensor, so a round's result needs no copy back. All parameters are on one device. Ranks compare `members` (texts of
+    `bucket_config.member`) in round 0, and errors name them. If `options.unscaled`, gradients travel without their loss
+    scale. Float16 travels as float32 then, because small gradients would become 0 in float16.
     """
 
     def __init__(
