@@ -363,14 +363,14 @@ def _copy(pairs: list[Pair]) -> None:
     if absent:
         torch._foreach_zero_(absent)
     if moved:
-        torch._foreach_copy_(*map(list, zip(*moved, strict=True)))
+        torch._foreach_copy_([view for view, _ in moved], [gradient for _, gradient in moved])
 
 
 def _add(pairs: list[Pair], alpha: float) -> None:
     """Add gradients, multiplied by `alpha`, to what lies where they belong. None counts as zeros."""
     there = [(view, gradient) for view, gradient in pairs if gradient is not None]
     if there:
-        torch._foreach_add_(*map(list, zip(*there, strict=True)), alpha=alpha)
+        torch._foreach_add_([view for view, _ in there], [gradient for _, gradient in there], alpha=alpha)
 
 
 def _into(wire: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
