@@ -220,10 +220,6 @@ class LateGradients(RoundApplier):
             )
         self._has_told = False
 
-    @property
-    def _has_round(self) -> bool:
-        return self._left is not None or super()._has_round
-
     def _take_round(self) -> bool:
         if self._left is None:
             return self._replays and self._set.travels and self._take_into_gradients()

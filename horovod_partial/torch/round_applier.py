@@ -66,11 +66,6 @@ class RoundApplier(Exchange, ABC):
             return None
         return ReplicaState(optimizer, self._set.names, self.round_steps.followers)
 
-    @property
-    def _has_round(self) -> bool:
-        """Whether there may be a round to apply."""
-        return self._set.family.has_round
-
     @abstractmethod
     def _take_round(self) -> bool:
         """Put the result of the oldest round not applied yet into the gradients. Returns False if there is none."""
@@ -140,10 +135,8 @@ class RoundApplier(Exchange, ABC):
         optimizer = self.wrapped
         if self.family is None or optimizer is None:
             return
-        with self._outside_of_steps():
-            if self._has_round:
-                with self._gradients_kept():
-                    self._apply_all(optimizer)
+        with self._outside_of_steps(), self._gradients_kept():
+            self._apply_all(optimizer)
         if self.overflows and self._grad_scaler is not None:
             self._grad_scaler.update()
 
