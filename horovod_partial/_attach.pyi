@@ -107,8 +107,12 @@ class Family:
         """Count in the statistics of the buckets that this replica was healed."""
     def own(self, owner: Owner) -> None:
         """Let the buckets live as long as their owner. When the owners of all ranks are gone, they end on all ranks."""
-    def take_round(self, pointers: Sequence[int]) -> int | None:
-        """Write the results of the oldest round that can be taken to memory. Returns its number of gradients, or None."""
+    def take_round(self, pointers: Sequence[int], streams: Sequence[tuple[int, int]]) -> int | None:
+        """Write the results of the oldest round that can be taken to memory, where they do not lie there already.
+
+        `streams` are numbers of devices and handles of streams, whose work may still use the memory: what must be
+        written waits for it. Returns the round's number of gradients, or None.
+        """
     def claim(self) -> None:
         """Tell the core that the calling thread arrives at these buckets next, even if another one did before."""
     def clear(self) -> None:

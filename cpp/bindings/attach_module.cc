@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "attach/attachment.h"
 #include "attach/device.h"
@@ -140,12 +141,18 @@ std::optional<std::pair<int, int>> NextMicroBatch(const FamilyHandle& family, bo
   return attach::SessionOf(family.library, number)->engine().sharing().Next(family.names, begins, is_due);
 }
 
-// Takes the oldest untaken round of an optimizer's buckets. `pointers` has memory for the result of each bucket.
-// Returns the number of gradients in the round, or nothing if this rank can take no round.
-std::optional<int> TakeRound(Engine& engine, const Family& names, const std::vector<std::uintptr_t>& pointers) {
+using StreamHandle = std::pair<int, std::uintptr_t>;  // the number of a device, and its handle of a stream
+
+// Takes the oldest untaken round of an optimizer's buckets. `pointers` has memory for the result of each bucket. What
+// is queued on `streams` may still use this memory. Returns the number of gradients in the round, or nothing if this
+// rank can take no round.
+std::optional<int> TakeRound(Engine& engine, const Family& names, const std::vector<std::uintptr_t>& pointers,
+                             const std::vector<StreamHandle>& streams) {
   std::vector<void*> outputs;
   for (const std::uintptr_t pointer : pointers) outputs.push_back(reinterpret_cast<void*>(pointer));
-  return engine.families().TakeRound(names, outputs);
+  return engine.families().TakeRound(names, outputs, [&streams] {
+    for (const auto& [device, handle] : streams) attach::StreamOf(device, handle)->Synchronize();
+  });
 }
 
 // An arrival whose result the application has not fetched yet. A handle keeps the session alive, but not the tensors:
@@ -340,7 +347,7 @@ PYBIND11_MODULE(_attach, m) {
       .def("count_anew", [](FamilyHandle& family) { family.lost_before = LostInAll(family); })
       .def("count_healed", IfThere(+[](Engine& engine, Names names) { engine.families().CountHealed(names); }))
       .def("own", &Own, py::arg("owner"))
-      .def("take_round", IfThere(&TakeRound), py::arg("pointers"))
+      .def("take_round", IfThere(&TakeRound), py::arg("pointers"), py::arg("streams"))
       .def("claim", IfThere(+[](Engine& engine, Names names) { engine.families().Claim(names); }))
       .def("clear", IfThere(+[](Engine& engine, Names names) { engine.families().Clear(names); }))
       .def("catch_up", IfThere(+[](Engine& engine, Names names, int to) { return engine.CatchUp(names.at(0), to); }),

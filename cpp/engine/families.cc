@@ -1,6 +1,7 @@
 #include "engine/families.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <limits>
 #include <memory>
 
@@ -8,6 +9,20 @@
 #include "engine/shared_bucket.h"
 
 namespace horovod_partial {
+namespace {
+
+// Returns true if the result of some bucket is not where the application wants it.
+bool Writes(const Buckets& buckets, int rounds, const std::vector<void*>& outputs) {
+  bool writes = false;
+  std::size_t i = 0;
+  ForEachLocked(buckets, [&](const SharedBucket& bucket) {
+    writes = writes || bucket.core.Writes(rounds, outputs.at(i));
+    ++i;
+  });
+  return writes;
+}
+
+}  // namespace
 
 // Returns how many rounds of a family the application must apply as one step: normally 1, and more if results were
 // added up. Returns 0 if no untaken round has ended in every bucket, or if the round comes after the flush in which
@@ -39,12 +54,14 @@ bool Families::IsNearlyFull(const Family& family) const {
 // A bucket with too many untaken results (results that the application has not taken yet) adds up the two oldest.
 // TakeRound takes results from one bucket after the other, and must get the same rounds from all of them. So
 // RoundsToTake forbids these buckets to add up results. At the end, also after an exception, they may do so again.
-std::optional<int> Families::TakeRound(const Family& family, const std::vector<void*>& outputs) {
+std::optional<int> Families::TakeRound(const Family& family, const std::vector<void*>& outputs,
+                                       const std::function<void()>& before_writing) {
   const Buckets buckets = buckets_.FindAll(family);
   const std::shared_ptr<void> end(
       nullptr, [&](void*) { ForEachLocked(buckets, [](SharedBucket& bucket) { bucket.core.BeTaken(false); }); });
   const int rounds = RoundsToTake(buckets, true);
   if (rounds == 0) return std::nullopt;
+  if (before_writing && Writes(buckets, rounds, outputs)) before_writing();
   int gradients = 0;
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     SharedBucket& bucket = *buckets[i];

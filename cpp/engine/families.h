@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -22,8 +23,10 @@ class Families {
   // `outputs`, one for each bucket. If untaken results had to be added up, takes several rounds as one. Returns the
   // number of gradients in all results; if it is 0, there is nothing to apply. Returns nothing if there is no such
   // round, or if the round comes after the flush in which this rank is. Only the thread that contributes to the family
-  // may call this.
-  std::optional<int> TakeRound(const Family& family, const std::vector<void*>& outputs);
+  // may call this. Results of arrivals on time are mostly in `outputs` already. If something must be written there,
+  // `before_writing` is called before: a device may still use that memory.
+  std::optional<int> TakeRound(const Family& family, const std::vector<void*>& outputs,
+                               const std::function<void()>& before_writing = nullptr);
   bool HasRound(const Family& family) const;
   // Returns true if a family has a round to take, and one of its buckets has room for at most one more untaken result.
   bool IsNearlyFull(const Family& family) const;

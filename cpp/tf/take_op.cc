@@ -67,8 +67,9 @@ class TakeRoundOp final : public tensorflow::OpKernel {
       if (session == nullptr) return;
       const auto stream = StreamOf(context);
       CheckDevices(*session, stream->device());
-      stream->Synchronize();  // work that is queued on the GPU may still use the memory for the results
-      while (const auto taken = session->engine().families().TakeRound(buckets_, memory)) {
+      // Work that is queued on the GPU may still use the memory for the results.
+      const auto before_writing = [&stream] { stream->Synchronize(); };
+      while (const auto taken = session->engine().families().TakeRound(buckets_, memory, before_writing)) {
         if (*taken == 0) continue;  // a round without gradients is no update
         gradients->scalar<std::int32_t>()() = *taken;
         return;

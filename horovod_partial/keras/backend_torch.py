@@ -189,7 +189,7 @@ class SharedGradients:
         by_parameter = dict(zip(self._buckets.parameters, gradients, strict=True))
         for bucket in reversed(self._sums):
             for parameter in bucket.parameters:
-                bucket.add(parameter, by_parameter[parameter], 1.0)
+                bucket.put(parameter, by_parameter[parameter])
             if arrives:
                 self.family.arrive(bucket)
             else:

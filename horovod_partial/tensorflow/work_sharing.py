@@ -96,7 +96,7 @@ class SharedGradients:
 
     def take(self) -> bool:
         """Take the oldest complete update. Returns False if there is no such update, or if it has no gradient."""
-        if not self.family.take_round([bucket.wire.ctypes.data for bucket in self._buckets]):
+        if not self.family.take_round([bucket.wire.ctypes.data for bucket in self._buckets], []):
             return False
         for bucket in self._buckets:
             if bucket.wire is not bucket.sum:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 
 from horovod_partial import _attach
 from horovod_partial.exchange.arguments import warn_of_float32
 from horovod_partial.exchange.bucket_options import BucketOptions
-from horovod_partial.torch.devices import check_device
+from horovod_partial.torch.devices import check_device, device_number, stream_handle
 from horovod_partial.torch.operations import PartialHandle, config_of, runtime, submit, wire_dtype
+
+Scale: TypeAlias = float | torch.Tensor | None  # by what gradients are divided before they travel; None for nothing
+Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]  # where a gradient belongs, and the gradient
 
 
 class Widened:
@@ -29,11 +33,11 @@ class Widened:
 class GradientBucket:
     """A bucket: gradients of one dtype in one flat tensor, in the order in which backward computes them.
 
-    After `take` a parameter's `grad` is a view of the flat tensor, so a round's result needs no copy back. If `grad`
-    was None before backward, backward has made a new tensor, and `take` copies it. All parameters are on one device.
-    Ranks compare `members` (texts of `bucket_config.member`) in round 0, and errors name them. If `options.unscaled`,
-    gradients travel without their loss scale. Float16 travels as float32 then, because small gradients would become 0
-    in float16.
+    `take` notes each gradient, and `arrive` copies all of them into the flat tensor by one operation, because on a GPU
+    the start of an operation takes longer than most copies. After `lend` each parameter's `grad` is a view of the flat
+    tensor, so a round's result needs no copy back. All parameters are on one device. Ranks compare `members` (texts of
+    `bucket_config.member`) in round 0, and errors name them. If `options.unscaled`, gradients travel without their loss
+    scale. Float16 travels as float32 then, because small gradients would become 0 in float16.
     """
 
     def __init__(
@@ -64,7 +68,8 @@ class GradientBucket:
         self.had_late = False  # whether this rank was late for the last round, or the round had a late gradient
         self.wire = self.flat  # the tensor that Horovod reduces: `flat`, or a compressed copy of it
         self._sparse: set[torch.nn.Parameter] = set()
-        self._streams: set[torch.cuda.Stream] = set()  # the CUDA streams on which gradients were put into the bucket
+        # The gradients that `arrive` will copy, by the CUDA stream that computes them; None on the CPU.
+        self._noted: dict[torch.cuda.Stream | None, list[Pair]] = {}
         self._context: Any = None
         self._version = 0  # PyTorch's version counter of the flat tensor at the arrival
         # What `watch` has noted: the version counter of `flat`, and a copy of `flat` or None. None before `watch`.
@@ -79,40 +84,55 @@ class GradientBucket:
             offset += parameter.numel()
         return views
 
-    def put(self, parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
-        """Copy a parameter's gradient into the bucket, unless it lies there already. None counts as zeros."""
-        view = self.views[parameter]
-        if view.is_cuda:
-            self._streams.add(torch.cuda.current_stream(view.device))
-        if gradient is None:
-            view.zero_()
-        elif gradient.is_sparse:
-            view.copy_(gradient.detach().to_dense())
-        elif gradient.data_ptr() != view.data_ptr():
-            view.copy_(gradient.detach())  # leave out the autograd graph that gradients have with `create_graph=True`
+    def _stream(self) -> torch.cuda.Stream | None:
+        return torch.cuda.current_stream(self.flat.device) if self.flat.is_cuda else None
 
-    def take(self, parameter: torch.nn.Parameter) -> bool:
-        """Move a parameter's `grad` into the bucket; None counts as zeros. Returns whether the bucket is complete."""
-        gradient = parameter.grad
-        self.put(parameter, gradient)
-        if gradient is not None and gradient.is_sparse:
-            self._sparse.add(parameter)
-        parameter.grad = self.views[parameter]
+    def put(self, parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> bool:
+        """Note a parameter's gradient; None counts as zeros. Returns whether the bucket has all gradients."""
+        if gradient is not None:
+            gradient = gradient.detach()  # leave out the autograd graph that gradients have with `create_graph=True`
+            gradient = gradient.to_dense() if gradient.is_sparse else gradient
+        self._noted.setdefault(self._stream(), []).append((self.views[parameter], gradient))
         self.missing.discard(parameter)
         return not self.missing
 
-    def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: float) -> None:
-        """Divide the gradients by `scale`, compress them, and call `start`. Compression may change only the dtype."""
-        for stream in self._streams:  # wait for copies of gradients, which run on the CUDA streams of forward passes
-            torch.cuda.current_stream(self.flat.device).wait_stream(stream)
-        self._streams.clear()
-        if scale != 1.0:
-            self.flat.div_(scale)
+    def take(self, parameter: torch.nn.Parameter) -> bool:
+        """Note a parameter's `grad`, and whether it is sparse. Returns whether the bucket has all gradients."""
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            self._sparse.add(parameter)
+        return self.put(parameter, parameter.grad)
+
+    def _write(self, write: Callable[[list[Pair]], None]) -> None:
+        """Call `write` with the noted gradients: on the CUDA stream that computes them, and once for each stream."""
+        current = self._stream()
+        for stream, pairs in self._noted.items():
+            if stream is None or current is None or stream == current:
+                write(pairs)
+            else:
+                with torch.cuda.stream(stream):
+                    write(pairs)
+                current.wait_stream(stream)
+        self._noted.clear()
+
+    def lend(self) -> None:
+        """Set each parameter's `grad` to its view of the bucket."""
+        for parameter, view in self.views.items():
+            parameter.grad = view
+
+    def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: Scale = None) -> None:
+        """Copy the noted gradients, compress them, divide them by `scale`, and call `start` with them.
+
+        Compression may change only the dtype. Gradients with a scale never travel in float16, so they are divided in the
+        dtype that travels.
+        """
+        self._write(_copy)
         wire, self._context = self.compression.compress(self.flat)
         if wire.shape != self.flat.shape or not wire.is_contiguous() or wire.dtype != self.wire_dtype:
             raise ValueError(
                 "buckets need a compression that changes the dtype only; use Full() without merging for others"
             )
+        if scale is not None:
+            wire.div_(scale)
         self.wire = wire
         self._version = self.flat._version
         self.handle = start(wire)
@@ -185,15 +205,10 @@ class GradientBucket:
         self.handle = None
         self.reset()
 
-    def wire_address(self) -> int:
-        """Return the address of the tensor that travels, once the core may write to it."""
-        if self.wire.is_cuda:  # wait for queued CUDA kernels that use the tensor: this package's C++ code does not
-            torch.cuda.current_stream(self.wire.device).synchronize()
-        return self.wire.data_ptr()
-
     def reset(self) -> None:
         """Expect new gradients of all parameters, for the next step, and forget what `watch` has noted."""
         self.missing = set(self.parameters)
+        self._noted.clear()
         self.watched = None
 
 
@@ -210,33 +225,29 @@ class MicroBatchBucket(GradientBucket):
         if self.wire_dtype != self.flat.dtype:
             self.wire = torch.empty_like(self.flat, dtype=self.wire_dtype)
 
-    def add(self, parameter: torch.nn.Parameter, gradient: torch.Tensor | None, scale: float) -> bool:
-        """Add a gradient, divided by `scale`, to the sum; None is zeros. Returns whether all gradients are in."""
-        view = self.views[parameter]
-        if view.is_cuda:
-            self._streams.add(torch.cuda.current_stream(view.device))
-        if self.made == 0:
-            self.put(parameter, gradient)
-            if scale != 1.0:
-                view.div_(scale)
-        elif gradient is not None:
-            dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
-            view.add_(dense, alpha=1.0 / scale)
-        self.missing.discard(parameter)
-        return not self.missing
+    def _add(self, scale: Scale) -> None:
+        """Add the gradients that `put` has noted, divided by `scale`, to the sum."""
+        if self.made > 0:
+            self._write(partial(_add, alpha=1.0 if scale is None else 1.0 / float(scale)))
+            return
+        self._write(_copy)
+        if scale is not None:
+            self.flat.div_(scale)
 
-    def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: float) -> None:
+    def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: Scale = None) -> None:
         """Arrive with the sum of this rank's gradients in the open update. Call this once in each micro-batch."""
         if self.handle is not None and self.handle.poll():
             # No update ends before this rank's micro-batch. So an operation that has ended has failed: raise its error.
             self.handle.synchronize()
+        self._add(scale)
         wire = self.wire
-        super().arrive(lambda packed: start(_into(wire, packed)), scale)
+        super().arrive(lambda packed: start(_into(wire, packed)))
         self.wire = wire
         self.made += 1
 
-    def stay(self) -> None:
+    def stay(self, scale: Scale = None) -> None:
         """Count a micro-batch whose gradients stay on this rank, because there are no other ranks."""
+        self._add(scale)
         self.made += 1
         self._version = self.flat._version
 
@@ -280,7 +291,7 @@ class GradientFamily(_attach.Family):
         for bucket in self.buckets:
             runtime.declare(self.process_set.process_set_id, bucket.name, self._config(bucket))
 
-    def arrive(self, bucket: GradientBucket, scale: float = 1.0) -> None:
+    def arrive(self, bucket: GradientBucket, scale: Scale = None) -> None:
         """Arrive at a bucket with the gradients that it holds, divided by `scale`."""
         config = self._config(bucket)
         bucket.arrive(lambda wire: submit(wire, wire, bucket.name, self.process_set, config), scale)
@@ -312,8 +323,10 @@ class GradientFamily(_attach.Family):
         make, are skipped: a step with zeros would move weights by momentum and decay. If only some buckets have
         gradients, those of the other buckets are zeros, on every rank.
         """
-        addresses = [bucket.wire_address() for bucket in self.buckets]
-        while (gradients := self.take_round(addresses)) is not None:
+        wires = [bucket.wire for bucket in self.buckets]
+        addresses = [wire.data_ptr() for wire in wires]
+        streams = list({(device_number(wire.device), stream_handle(wire.device)) for wire in wires})
+        while (gradients := self.take_round(addresses, streams)) is not None:
             if gradients > 0:
                 for bucket in self.buckets:
                     bucket.empty = False
@@ -330,7 +343,9 @@ class GradientFamily(_attach.Family):
     def collect(self) -> bool:
         """Write missed results into the buckets, without an arrival. Returns whether there were any."""
         for bucket in self.buckets:
-            handle = runtime.core.collect(self.process_set.process_set_id, bucket.name, bucket.wire_address())
+            if bucket.wire.is_cuda:  # `collect` does not wait for queued CUDA kernels that use the tensor
+                torch.cuda.current_stream(bucket.wire.device).synchronize()
+            handle = runtime.core.collect(self.process_set.process_set_id, bucket.name, bucket.wire.data_ptr())
             bucket.empty = handle is None or handle.info().empty
         return self.take_results()
 
@@ -338,6 +353,24 @@ class GradientFamily(_attach.Family):
         """Forget arrivals that have failed, and arrivals that will fail because Horovod shuts down."""
         for bucket in self.buckets:
             bucket.abandon()
+
+
+def _copy(pairs: list[Pair]) -> None:
+    """Copy gradients to where they belong, unless they lie there already. None counts as zeros."""
+    absent = [view for view, gradient in pairs if gradient is None]
+    there = [(view, gradient) for view, gradient in pairs if gradient is not None]
+    moved = [(view, gradient) for view, gradient in there if gradient.data_ptr() != view.data_ptr()]
+    if absent:
+        torch._foreach_zero_(absent)
+    if moved:
+        torch._foreach_copy_([view for view, _ in moved], [gradient for _, gradient in moved])
+
+
+def _add(pairs: list[Pair], alpha: float) -> None:
+    """Add gradients, multiplied by `alpha`, to what lies where they belong. None counts as zeros."""
+    there = [(view, gradient) for view, gradient in pairs if gradient is not None]
+    if there:
+        torch._foreach_add_([view for view, _ in there], [gradient for _, gradient in there], alpha=alpha)
 
 
 def _into(wire: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 from horovod_partial.merging import MergingPlan
 from horovod_partial.runtime.appliers import this_thread
 from horovod_partial.torch.ahead import ParametersAhead
+from horovod_partial.torch.buckets import GradientBucket
 from horovod_partial.torch.micro_batches import evaluate
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.round_applier import RoundApplier
@@ -159,7 +160,18 @@ class LateGradients(RoundApplier):
             self._set.merging.gradient(parameter)
         bucket = self._set.bucket_of[parameter]
         if bucket.take(parameter):
-            self._set.family.arrive(bucket, self._present_scale())
+            self._arrive(bucket)
+
+    def _arrive(self, bucket: GradientBucket) -> None:
+        self._set.family.arrive(bucket, self._scale_on(bucket.flat.device) if self.unscales else None)
+        bucket.lend()
+
+    def _scale_on(self, device: torch.device) -> torch.Tensor:
+        """Return the present scale of the GradScaler. (Its `get_scale` would make the host wait for a GPU.)"""
+        scaler = self._grad_scaler
+        assert scaler is not None
+        scale = scaler._scale  # None before the scaler's first use
+        return torch.tensor(scaler.get_scale(), device=device) if scale is None else scale.to(device)
 
     def synchronize(self) -> None:
         self.work.require_last()
@@ -185,7 +197,7 @@ class LateGradients(RoundApplier):
             if bucket.handle is None:
                 for parameter in list(bucket.missing):
                     bucket.take(parameter)
-                self._set.family.arrive(bucket, self._present_scale())
+                self._arrive(bucket)
         self._wait_for_buckets()
         self._set.tell()
         self._expect_gradients()
@@ -253,6 +265,7 @@ class LateGradients(RoundApplier):
             self._apply_all(optimizer)
         self._state = StepState()
         self._local_steps += 1
+        self._note_queued()
         self._set.replan(lambda: self.flush_optimizer(optimizer))
         return loss
 
@@ -370,7 +383,7 @@ class LateGradients(RoundApplier):
         if self._has_arrived and self._set.family.is_under_way:
             return
         optimizer = self.wrapped
-        with self._ahead.in_place_of(self._set.trained):
+        with self._outside_of_steps(), self._ahead.in_place_of(self._set.trained):
             has_result = False
             if self._has_arrived:
                 self._wait_for_buckets()

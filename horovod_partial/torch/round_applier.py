@@ -46,6 +46,8 @@ class RoundApplier(Exchange, ABC):
         self._steps_in_round = 1.0  # how many steps per rank, on average, the result of the newest round contains
         self._came_from: int | None = None  # the rank that has broadcast all parameters since the last round, if any
         self._has_warned = False  # whether the warning about `state_dict` without a flush was given
+        # By CUDA device, an event behind what the last step, or the last rounds outside of a step, have queued.
+        self._queued: dict[torch.device, torch.cuda.Event] = {}
 
     @property
     def buckets(self) -> Sequence[GradientBucket]:
@@ -64,10 +66,6 @@ class RoundApplier(Exchange, ABC):
             return None
         return ReplicaState(optimizer, self._set.names, self.round_steps.followers)
 
-    def _present_scale(self) -> float:
-        """Return what contributions are divided by now: the scale of the GradScaler, or 1."""
-        return self._grad_scaler.get_scale() if self.unscales and self._grad_scaler is not None else 1.0
-
     @abstractmethod
     def _take_round(self) -> bool:
         """Put the result of the oldest round not applied yet into the gradients. Returns False if there is none."""
@@ -85,7 +83,7 @@ class RoundApplier(Exchange, ABC):
 
     def _apply_round(self, optimizer: Any) -> None:
         """Take one step of the user's optimizer with the gradients of a round."""
-        overflow = self.unscales and not all(bool(torch.isfinite(bucket.flat).all()) for bucket in self.buckets)
+        overflow = self.unscales and not self._is_finite()
         if not overflow:
             self._came_from = None
             with self._applying():
@@ -94,6 +92,30 @@ class RoundApplier(Exchange, ABC):
                 self.round_steps.after(optimizer)
         if self.unscales:
             self.overflows.append(overflow)
+
+    def _note_queued(self) -> None:
+        """Note what is queued on the current CUDA streams now. Call this at the end of a step."""
+        for device in {bucket.flat.device for bucket in self.buckets if bucket.flat.is_cuda}:
+            event = self._queued.setdefault(device, torch.cuda.Event())  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(device))
+
+    @contextmanager
+    def _outside_of_steps(self) -> Iterator[None]:
+        """Context for rounds that come outside of a step, maybe on another CUDA stream than the program's steps.
+
+        At its beginning the host waits until the last step is done on the device, and at its end until the rounds are.
+        """
+        for event in self._queued.values():
+            event.synchronize()
+        yield
+        self._note_queued()
+        for event in self._queued.values():
+            event.synchronize()
+
+    def _is_finite(self) -> bool:
+        """Return whether the result of a round is finite. On a GPU the host waits once for the answer."""
+        finite = [torch.isfinite(bucket.flat).all() for bucket in self.buckets]
+        return not finite or bool(torch.stack([each.to(finite[0].device) for each in finite]).all())
 
     @contextmanager
     def _applying(self) -> Iterator[None]:
@@ -113,7 +135,7 @@ class RoundApplier(Exchange, ABC):
         optimizer = self.wrapped
         if self.family is None or optimizer is None:
             return
-        with self._gradients_kept():
+        with self._outside_of_steps(), self._gradients_kept():
             self._apply_all(optimizer)
         if self.overflows and self._grad_scaler is not None:
             self._grad_scaler.update()

@@ -33,7 +33,7 @@ class SharedGradients(RoundApplier):
         self.work = SharedWork(runtime, self.process_set, self._passes, self)
         self.work.is_alone = not self._set.travels
         self._applied = 0  # how many updates have been applied since the end of the last step
-        self._scale = 1.0
+        self._scale: float | None = None
         if not self.process_set.included():
             return
         self._set.register_hooks(self)
@@ -77,18 +77,19 @@ class SharedGradients(RoundApplier):
                 "up, or use detach() and requires_grad_(False), as for a GAN"
             )
         self._set.check_sparse(parameter)
-        if self.unscales and not self.is_under_way:
-            self._scale = self._present_scale()
+        if self.unscales and self._grad_scaler is not None and not self.is_under_way:
+            self._scale = self._grad_scaler.get_scale()
         self._add(parameter)
 
     def _add(self, parameter: torch.nn.Parameter) -> None:
         bucket: Any = self._set.bucket_of[parameter]
-        is_complete = bucket.add(parameter, parameter.grad, self._scale)
-        parameter.grad = bucket.views[parameter]
-        if is_complete and self.work.is_alone:
-            bucket.stay()
-        elif is_complete:
-            self._set.family.arrive(bucket)
+        if not bucket.put(parameter, parameter.grad):
+            return
+        if self.work.is_alone:
+            bucket.stay(self._scale)
+        else:
+            self._set.family.arrive(bucket, self._scale)
+        bucket.lend()
 
     @property
     def is_under_way(self) -> bool:
@@ -109,6 +110,7 @@ class SharedGradients(RoundApplier):
         self._complete_micro_batch()
         while self.work.must_apply():
             self._apply_all(optimizer)
+        self._note_queued()
         self._set.tell()
         self.work.updated, self._applied = self._applied, 0
         return loss
@@ -170,7 +172,7 @@ class SharedGradients(RoundApplier):
                 parameter.grad.is_result = True  # type: ignore[attr-defined]
 
     def apply_updates(self) -> None:
-        with self._gradients_kept():
+        with self._outside_of_steps(), self._gradients_kept():
             self._apply_all(self.wrapped)
 
     def synchronize(self) -> None:

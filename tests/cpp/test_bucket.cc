@@ -284,7 +284,12 @@ TEST_F(MemberTest, TheResultOfAnArrivalIsTheOldestAndLiesWhereItWasWanted) {
   EndRound(8);
   EXPECT_EQ(bucket_.untaken(), 2);
   EXPECT_EQ(bucket_.Arrive({&value_, &value_, 1}), Arrived::kBusy) << "it has not been taken";
+  EXPECT_FALSE(bucket_.Writes(1, &value_));
+  EXPECT_TRUE(bucket_.Writes(2, &value_)) << "the second result is added to the first";
+  float elsewhere = 0;
+  EXPECT_TRUE(bucket_.Writes(1, &elsewhere));
   EXPECT_EQ(Take(1, 2), 7);
+  EXPECT_TRUE(bucket_.Writes(1, &value_)) << "the rank has missed this one";
   EXPECT_EQ(Take(1, 1), 8);
 }
 

@@ -655,6 +655,21 @@ TEST_F(FamilyTest, ARoundIsTakenWhenItHasEndedInAllMembers) {
   EXPECT_FALSE(EngineOf(1).families().HasRound(family_));
 }
 
+TEST_F(FamilyTest, OnlyALateRankWritesWhereTheDeviceMayStillWork) {
+  StartFamily();
+  RunRoundOfRank0();
+  int writes = 0;
+  const auto take = [&](Rank rank) {
+    const std::vector<void*> outputs = {At(rank).At(0).input.data(), At(rank).At(1).input.data()};
+    return EngineOf(rank).families().TakeRound(family_, outputs, [&] { ++writes; });
+  };
+  EXPECT_EQ(take(0), 2);
+  EXPECT_EQ(take(0), std::nullopt);
+  EXPECT_EQ(writes, 0) << "the results lie where the arrivals wanted them";
+  EXPECT_EQ(take(1), 2);
+  EXPECT_EQ(writes, 1);
+}
+
 TEST_F(FamilyTest, ARankThatJoinsBeforeItsFirstStepIsInTheFlushAfterIt) {
   Start(3, {Config(1, Missed::kReplay), Config(1, Missed::kReplay)});
   BucketConfig config = Config(1, Missed::kReplay);

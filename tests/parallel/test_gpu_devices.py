@@ -1,5 +1,6 @@
 """What the devices of ranks mean in a job on GPUs, or on the double of one (`make test-gpu-double`): joins, zeros, mixed jobs."""
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from harness.whole_jobs import Job
 from harness.world import World
 from horovod.common.exceptions import HorovodInternalError
 
+import horovod_partial
 import horovod_partial.torch as hvd
 from horovod_partial.torch import devices, operations
 
@@ -92,6 +94,32 @@ def test_ranks_on_hosts_and_on_gpus_are_refused_by_name(world: World, monkeypatc
         with pytest.raises(HorovodInternalError, match=r"device CPU.*device GPU.*\(rank 0 and rank 1\)"):
             reduce(name)
     assert reduce(name) == world.size
+
+
+@on_the_double
+def test_only_a_late_rank_waits_for_the_stream(world: World) -> None:
+    """Otherwise the device would have nothing to do until the host has queued the next step."""
+    library = ctypes.CDLL(f"{horovod_partial.__path__[0]}/libhorovod_partial_attach.so")
+    weight = torch.nn.Parameter(torch.zeros(4))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("weight", weight)], sync="solo")
+
+    def step() -> None:
+        optimizer.zero_grad()
+        weight.sum().backward()
+        optimizer.step()
+
+    step()
+    world.barrier()
+    before = library.double_waits()
+    if world.rank == 0:
+        step()
+        assert library.double_waits() == before
+    world.barrier()
+    if world.rank != 0:
+        world.until(lambda: optimizer._exchange.family.has_round, "the round has ended here")
+        step()
+        assert library.double_waits() > before
+    optimizer.flush()
 
 
 @pytest.mark.launch(label="job")

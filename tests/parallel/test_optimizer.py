@@ -10,7 +10,9 @@ import pickle
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import horovod.torch
@@ -35,6 +37,7 @@ from harness.torch_training import (
 )
 from harness.trainers import EVERYBODY
 from harness.world import World
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import horovod_partial.torch as hvd
 from horovod_partial.settings import settings
@@ -227,6 +230,39 @@ def test_gradients_with_a_history(world: World) -> None:
     mean = sum(world.ranks) / world.size
     assert torch.allclose(weight, torch.zeros(2), atol=1e-5)  # there and back again
     assert torch.allclose(weight.grad, torch.full((2,), 2 * mean))
+
+
+class Operations(TorchDispatchMode):
+    """Counts PyTorch's operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operation: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[operation.overloadpacket.__name__] += 1
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("scales", [False, True])
+def test_what_a_step_costs_on_a_gpu(world: World, scales: bool) -> None:
+    """One copy for each bucket, since the start of a copy takes longer than most copies. One wait, with a scaler."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(*[torch.nn.Linear(3, 3) for _ in range(10)])
+    scaler = torch.amp.GradScaler(torch.get_default_device().type, enabled=scales, init_scale=8.0)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), groups=2, sync=EVERYBODY, grad_scaler=scaler
+    )
+    operations = Operations()
+    for step in range(4):
+        with operations if step > 0 else nullcontext():  # in the first step the ranks compare their parameters
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(2, 3)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    copies = {name: calls for name, calls in operations.calls.items() if name in ("_foreach_copy_", "copy_", "clone")}
+    assert copies == {"_foreach_copy_": 2 * 3}
+    assert operations.calls["_local_scalar_dense"] == 3 * scales, "tensors that the host has read"
 
 
 def test_policy_from_the_environment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,9 @@ class Bucket {
   // With kReplay: writes the sum of the results of the oldest `rounds` untaken rounds to `output`. Returns the number
   // of gradients in the sum. If there is no gradient, it writes zeros.
   int TakeRounds(int rounds, void* output);
+  // With kReplay: returns true if TakeRounds writes to `output`. It does not if the only result that it takes, that of
+  // an arrival on time, lies there.
+  bool Writes(int rounds, const void* output) const { return !held_ || rounds > 1 || arrival_.output != output; }
 
   // Called on the background thread when a report announces the arrival. Adds the pending sum to the contribution, and
   // returns the number of gradients in both.

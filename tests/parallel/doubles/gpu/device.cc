@@ -16,6 +16,7 @@ namespace horovod_partial::attach {
 namespace {
 
 std::atomic<bool> has_memory{true};
+std::atomic<int> waits{0};  // of the host, for the stream
 
 class DoubleMemory final : public HostAddressable {
  public:
@@ -48,7 +49,10 @@ class OnDouble final : public Stream {
     stream_.Queue([=] { std::memset(data, 0, bytes); });
   }
   std::shared_ptr<ReadyEvent> Record() const override { return std::make_shared<DoubleEvent>(stream_); }
-  void Synchronize() const override { stream_.WaitForAll(); }
+  void Synchronize() const override {
+    ++waits;
+    stream_.WaitForAll();
+  }
 
  private:
   test::FakeStream& stream_;
@@ -81,3 +85,6 @@ std::unique_ptr<Stream> StreamOf(int device, std::uintptr_t) {
 
 // For tests: from now on it has no memory left, or has some again.
 extern "C" void double_has_memory(bool has) { horovod_partial::attach::has_memory = has; }
+
+// For tests: how often the host has waited for the stream so far.
+extern "C" int double_waits() { return horovod_partial::attach::waits; }
