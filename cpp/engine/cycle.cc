@@ -36,10 +36,8 @@ void Engine::ArriveWhatIsReady() {
   if (surroundings_.awaited == 0) return;
   for (const auto& bucket : buckets_.All()) {
     Calls calls(bucket->mutex);
-    if (bucket->awaited == nullptr || !bucket->awaited->Ready()) continue;
-    bucket->StopAwaiting();
-    bucket->ArriveOrFail(calls);
-    if (surroundings_.shares_work) surroundings_.changes.Tell();  // a thread may wait to begin the next micro-batch
+    const bool any = bucket->ArriveWithWhatIsReady(calls);
+    if (any && surroundings_.shares_work) surroundings_.changes.Tell();  // a thread may wait for its next micro-batch
   }
 }
 
@@ -118,7 +116,7 @@ std::optional<Report::Item> Engine::ItemOf(SharedBucket& bucket, Time now, bool 
   if (bucket.share) {
     const bool gone = bucket.OwnerIsGone();
     if (joined) bucket.share->Leave();
-    if (gone) bucket.share->GiveUp(bucket.Made());
+    if (gone) bucket.share->GiveUp(bucket.Queued());
     if (core.declared()) item.share = bucket.share->share(now, bucket.wants, gone);
   }
   if (core.state() == Bucket::State::kRunning) {
@@ -257,7 +255,7 @@ void Engine::End(SharedBucket& bucket, Calls& calls) {
   if (bucket.core.declared()) surroundings_.in_use -= bucket.Counts();
   bucket.Reset();
   if (bucket.operation == nullptr) return buckets_.Forget(bucket);
-  if (bucket.awaited == nullptr) bucket.ArriveOrFail(calls);
+  if (bucket.awaited.empty()) bucket.ArriveOrFail(calls);
 }
 
 void Engine::RecordGroups(const std::string& name, int made, std::chrono::nanoseconds setup) {
