@@ -4,7 +4,7 @@
 
 Of 4 ranks one has a device that is 3 times slower. An update has 4 micro-batches for each rank. A host needs some time to
 queue a micro-batch. Its device begins when the first kernel is queued at once, or only with the last one, because the host
-loads the data first. The coordinator decides in each cycle of 1 ms by what docs/protocol.md, rule 17, says: it knows
+loads the data first. The coordinator decides in each cycle, of 1 or 2 ms, by what docs/protocol.md, rule 17, says: it knows
 the pace of each rank, gives what is free to the rank that would end it first, and takes back what has not begun.
 
 A figure is the time of the best schedule of whole micro-batches over that of an update, in the mean over updates that begin
@@ -29,11 +29,11 @@ from typing import NamedTuple
 import harness
 
 TICK = 50  # all times are whole numbers of microseconds, and multiples of this
-CYCLE = 1000
 RANKS, EACH, SLOW = 4, 4, 3
 LEARNING, MEASURED = 8, 20  # updates
 MICRO_MS = (5, 20)
 HOST_MS = (0.5, 1.0, 2.0, 3.0)
+CYCLE_MS = (1, 2)
 LEADS = {"first kernel": 0, "last kernel": 1}  # the part of the time to queue after which the device begins
 
 
@@ -41,16 +41,16 @@ class Rule(NamedTuple):
     ahead: int  # how many micro-batches the host may queue behind the one in progress
     by_event: bool = True  # whether a micro-batch has ended by its event; otherwise when it is queued
     first_alone: bool = False  # whether the first micro-batch of an update has to end before the second is queued
-    looks: int = 0  # how much later than the event the host knows of it
+    in_cycles: bool = False  # whether the host looks for an event in each cycle only
 
 
 RULES = {
     "host, two": Rule(2, by_event=False),
     "host, all": Rule(RANKS * EACH, by_event=False),
     "event": Rule(0),
-    "event, cycle": Rule(0, looks=CYCLE // 2),
-    "ahead, cycle": Rule(1, looks=CYCLE // 2),
-    "after first": Rule(1, looks=CYCLE // 2, first_alone=True),
+    "event, cycle": Rule(0, in_cycles=True),
+    "ahead, cycle": Rule(1, in_cycles=True),
+    "after first": Rule(1, in_cycles=True, first_alone=True),
 }
 
 
@@ -59,6 +59,7 @@ class Rank:
     device: int  # the time of a micro-batch on the device
     host: int  # the time in which the host queues one
     lead: int  # the part of it before the first kernel
+    looks: int  # how much later than an event the host knows of it
     rule: Rule
     pace: int = 0  # what the coordinator takes the time of a micro-batch to be
     held: int = EACH
@@ -69,7 +70,7 @@ class Rank:
     def ends(self) -> list[int]:
         """When each micro-batch has ended, as far as the rank tells."""
         if self.rule.by_event:
-            return [end + self.rule.looks for end in self.device_ends]
+            return [end + self.looks for end in self.device_ends]
         return [begin + self.host for begin in self.begins]
 
     def done(self, now: int) -> int:
@@ -77,7 +78,7 @@ class Rank:
 
     def run(self, now: int) -> None:
         """Queue a micro-batch, if the rank may."""
-        ended = sum(end + self.rule.looks <= now for end in self.device_ends)
+        ended = sum(end + self.looks <= now for end in self.device_ends)
         begun = len(self.begins)
         if begun == self.held or (begun and now < self.begins[-1] + self.host) or begun - ended > self.rule.ahead:
             return
@@ -109,7 +110,7 @@ class Rank:
         self.held, self.begins, self.device_ends, self.reported = EACH, [], [], (0, 0)
 
 
-def decide(ranks: list[Rank], now: int) -> None:
+def decide(ranks: list[Rank], now: int, cycle: int) -> None:
     """Grant and take back, as `Ledger` of cpp/core/rounds/work_sharing.cc does in a cycle."""
     free = RANKS * EACH - sum(rank.held for rank in ranks)
     keeps = [max(len(rank.begins), 1) for rank in ranks]
@@ -117,7 +118,7 @@ def decide(ranks: list[Rank], now: int) -> None:
     ends = [rank.free_at(now) + (rank.held - len(rank.begins)) * rank.pace for rank in ranks]
     moving = free
     while True:
-        arrives = now if moving > 0 else now + 2 * CYCLE
+        arrives = now if moving > 0 else now + 2 * cycle
         one_more = [max(end, arrives) + rank.pace for rank, end in zip(ranks, ends, strict=True)]
         to = one_more.index(min(one_more))
         lasts = [i for i in range(RANKS) if wanted[i] > keeps[i]]
@@ -136,23 +137,23 @@ def decide(ranks: list[Rank], now: int) -> None:
         free -= max(granted, 0)
 
 
-def update(ranks: list[Rank], start: int) -> int:
+def update(ranks: list[Rank], start: int, cycle: int) -> int:
     """The time of an update that begins so long after a cycle."""
     now = start
     for rank in ranks:
         rank.begin_update()
     while True:
-        if now % CYCLE == 0:
+        if now % cycle == 0:
             for rank in ranks:
                 rank.report(now)
             if all(rank.pace for rank in ranks):
-                decide(ranks, now)
+                decide(ranks, now, cycle)
         for rank in ranks:
             rank.run(now)
         ended = max(max(rank.device_ends, default=0) for rank in ranks)
         if sum(len(rank.begins) for rank in ranks) == RANKS * EACH:
             for rank in ranks:
-                rank.report(ended + CYCLE)
+                rank.report(ended + cycle)
             return ended - start
         now += TICK
 
@@ -167,13 +168,16 @@ def best(devices: list[int], host: int, lead: int) -> int:
     return max(ends)
 
 
-def efficiency(rule: Rule, micro_ms: float, host_ms: float, lead: float, slow: float = SLOW) -> float:
+def efficiency(rule: Rule, micro_ms: float, host_ms: float, lead: float, cycle_ms: float) -> float:
     """The time of the best schedule over that of an update."""
-    devices = [round(1000 * micro_ms)] * (RANKS - 1) + [round(1000 * micro_ms * slow)]
-    host = round(1000 * host_ms)
-    ranks = [Rank(device, host, round(lead * host), rule) for device in devices]
-    times = [update(ranks, TICK * number % CYCLE) for number in range(LEARNING + MEASURED)]
-    return best(devices, host, round(lead * host)) * MEASURED / sum(times[LEARNING:])
+    devices = [round(1000 * micro_ms)] * (RANKS - 1) + [round(1000 * micro_ms * SLOW)]
+    host, cycle = round(1000 * host_ms), round(1000 * cycle_ms)
+    ahead = round(lead * host)
+    ranks = [Rank(device, host, ahead, cycle // 2 if rule.in_cycles else 0, rule) for device in devices]
+    times = [
+        update(ranks, cycle * number // MEASURED // TICK * TICK % cycle, cycle) for number in range(LEARNING + MEASURED)
+    ]
+    return best(devices, host, ahead) * MEASURED / sum(times[LEARNING:])
 
 
 def main() -> None:
@@ -182,17 +186,22 @@ def main() -> None:
     options = parser.parse_args()
     figures = {
         f"{micro:g} ms, {begins}": {
-            name: {f"{host:g}": efficiency(rule, micro, host, lead) for host in HOST_MS} for name, rule in RULES.items()
+            name: {
+                f"{host:g}, {cycle:g}": efficiency(rule, micro, host, lead, cycle)
+                for host in HOST_MS
+                for cycle in CYCLE_MS
+            }
+            for name, rule in RULES.items()
         }
         for micro in MICRO_MS
         for begins, lead in LEADS.items()
     }
-    harness.write_json(options.json, {"efficiency": figures})
+    harness.write_json(options.json, {"host_ms": HOST_MS, "cycle_ms": CYCLE_MS, "efficiency": figures})
     for setting, by_rule in figures.items():
         harness.print_table(
             f"Best schedule over this: micro-batches of {setting}",
-            ["rule", *(f"{host:g} ms to queue" for host in HOST_MS)],
-            [[name, *(f"{value:.2f}" for value in by_host.values())] for name, by_host in by_rule.items()],
+            ["ms to queue, and of a cycle", *next(iter(by_rule.values()))],
+            [[name, *(f"{value:.2f}" for value in row.values())] for name, row in by_rule.items()],
         )
 
 
