@@ -484,7 +484,7 @@ def test_micro_batches_end_on_the_device(world: World) -> None:
     """Rank 0 has a slow device and a fast host. It makes few micro-batches, and each one is in one update."""
     passes, updates, seconds = 4, 4, 0.02
     weight = torch.nn.Parameter(torch.zeros(3))
-    optimizer = hvd.DistributedOptimizer(
+    optimizer: Any = hvd.DistributedOptimizer(
         torch.optim.SGD([weight], lr=1.0), op=hvd.Sum, backward_passes_per_step=passes, sync=hvd.WorkSharing()
     )
     made = 0
