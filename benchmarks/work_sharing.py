@@ -1,6 +1,7 @@
 """Work sharing beside `Full` with the same accumulation: the time of an update with delays of several kinds.
 
     .venv/bin/python benchmarks/work_sharing.py [--passes 4 8] [--json FILE] [--transport gloo] [--fit tensorflow]
+    .venv/bin/python benchmarks/work_sharing.py --device cuda --quick --micro-ms 20
 
 A micro-batch takes 10 ms (a sleep; `--micro-ms`), and an update has so many of them for each rank. Both policies take
 turns in one job, in one order and then in the other. A figure is the median of the ratios of pairs, with the least and the largest. Kinds
@@ -9,13 +10,18 @@ long (`steady`); a rank's part of an update takes a factor that is drawn from a 
 (`log-normal`); and the demo's factors of 0.25, 0.5, 1 and 2.25 in turn (`rotating`). `--fit` measures `model.fit` of Keras on a backend,
 instead of a loop in PyTorch. `--busy 2` runs two other processes beside the job, which compute all the time. With
 `--computing` a micro-batch computes until its thread has used so much of a processor, and sleeps for its delay only.
+
+On a GPU a micro-batch is multiplications of matrices, and one that is late multiplies more often. How many take the time of
+a micro-batch is measured before, while all ranks multiply. They share the GPU; the matrices are so small that the ranks can
+run side by side, if NVIDIA's Multi-Process Service runs.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import harness
@@ -24,6 +30,10 @@ import numpy as np
 WEIGHTS = 10_000
 KINDS = ("none", "random", "steady", "log-normal", "rotating")
 FACTORS = (0.25, 0.5, 1.0, 2.25)
+QUICK = {"kinds": ["none", "steady"], "passes": [4], "updates": 10}
+QUICK_SECONDS = 25.0  # behind the first pair
+SIDE, DEPTH = 512, 4096  # of the matrices on a GPU: a product has few numbers, each the sum of many
+CALIBRATION = 100  # multiplications
 
 
 def delay_factor(kind: str, update: int, rank: int, size: int, passes: int, made: int) -> float:
@@ -50,6 +60,31 @@ def work(seconds: float, factor: float, computing: bool) -> None:
     time.sleep(seconds * factor - computed)
 
 
+@functools.cache
+def kernels(seconds: float) -> Callable[[float], None]:
+    """Measure how many multiplications take so long while all ranks multiply. Returns what queues `factor` times as many."""
+    import torch
+    from harness import steps_torch
+
+    import horovod_partial.torch as hvd
+
+    left, right, product = torch.rand(SIDE, DEPTH), torch.rand(DEPTH, SIDE), torch.empty(SIDE, SIDE)
+
+    def queue(number: int) -> None:
+        for _ in range(number):
+            torch.mm(left, right, out=product)
+
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    queue(CALIBRATION)
+    steps_torch.barrier()
+    begin.record()
+    queue(CALIBRATION)
+    end.record()
+    end.synchronize()
+    each = max(hvd.allgather_object(begin.elapsed_time(end))) / 1e3 / CALIBRATION
+    return lambda factor: queue(max(1, round(factor * seconds / each)))
+
+
 def update_seconds(kind: str, sync: str, passes: int, updates: int, micro_seconds: float, computing: bool) -> float:
     """On every rank: the mean time of an update in a loop of PyTorch."""
     import torch
@@ -57,6 +92,8 @@ def update_seconds(kind: str, sync: str, passes: int, updates: int, micro_second
 
     import horovod_partial.torch as hvd
 
+    on_gpu = torch.get_default_device().type == "cuda"
+    make = kernels(micro_seconds) if on_gpu else lambda factor: work(micro_seconds, factor, computing)
     weight = torch.nn.Parameter(torch.zeros(WEIGHTS))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.01), backward_passes_per_step=passes, sync=sync)
     start, made, update = 0.0, 0, -1  # the first update is not measured
@@ -65,7 +102,7 @@ def update_seconds(kind: str, sync: str, passes: int, updates: int, micro_second
         if update >= 0 and start == 0.0:
             start = time.perf_counter()
         factor = delay_factor(kind, update + 1, hvd.rank(), hvd.size(), passes, made)
-        work(micro_seconds, factor, computing)
+        make(factor)
         weight.sum().backward()
         made += 1
         if sync != "full":
@@ -130,13 +167,17 @@ def measure(
     micro_seconds: float,
     computing: bool,
     fit: str | None,
+    limit: float | None,
 ) -> Iterator[dict[str, Any]]:
     """On every rank: by kind of delay, number of passes and policy the times of an update so far, in seconds."""
     hvd = importlib.import_module("horovod_partial.torch" if fit is None else "horovod_partial.keras")
     seconds = update_seconds if fit is None else update_seconds_of_fit
     empty = lambda: {"full": [], "work_sharing": []}
     times: dict[str, Any] = {kind: {str(each): empty() for each in passes} for kind in kinds}
+    end = None
     for pair in range(pairs):
+        if end is not None and any(hvd.allgather_object(time.monotonic() > end)):
+            break
         for kind in kinds:
             for each in passes:
                 harness.progress(f"pair {pair}, {kind}, {each} passes", pair, pairs)
@@ -144,10 +185,12 @@ def measure(
                     own = seconds(kind, sync, each, updates, micro_seconds, computing)
                     times[kind][str(each)][sync].append(float(np.mean(hvd.allgather_object(own))))
         yield times
+        if end is None and limit is not None:
+            end = time.monotonic() + limit
 
 
 def main() -> None:
-    parser = harness.arguments(__doc__, ranks=8)
+    parser = harness.arguments(__doc__, ranks=8, device=True)
     parser.add_argument("--passes", type=int, nargs="+", default=[4, 8], help="micro-batches of a rank in an update")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="of delays")
     parser.add_argument("--updates", type=int, default=25, help="of a run")
@@ -157,7 +200,11 @@ def main() -> None:
     parser.add_argument("--busy", type=int, default=0, help="processes that compute beside the job")
     parser.add_argument("--fit", choices=("tensorflow", "torch"), help="Keras's backend, to measure its `fit`")
     options = parser.parse_args()
-    job = {"ranks": options.ranks, "transport": options.transport}
+    if options.fit and options.device != "cpu":
+        parser.error("--fit sleeps: it needs --device cpu")
+    if options.quick:
+        vars(options).update(QUICK)
+    job = {"ranks": options.ranks, "transport": options.transport, "device": options.device}
     beside = {"busy_processes": options.busy}
     load = {
         "kinds": options.kinds,
@@ -170,10 +217,11 @@ def main() -> None:
     }
     of_keras = {"framework": options.fit, "environment": {"KERAS_BACKEND": options.fit}} if options.fit else {}
     write = lambda times: harness.write_json(
-        options.json, {**job, **beside, **load, "seconds": times, "figures": figures_of(times)}
+        options.json, {**job, **beside, **load, "quick": options.quick, "seconds": times, "figures": figures_of(times)}
     )
     with harness.busy_processes(options.busy):
-        times = harness.launch(measure, **job, **load, **of_keras, on_result=write)
+        limit = QUICK_SECONDS if options.quick else None
+        times = harness.launch(measure, **job, **load, **of_keras, limit=limit, on_result=write)
     shown = lambda of: f"{of['ratio']:.2f} ({of['least']:.2f} to {of['largest']:.2f})"
     harness.print_table(
         f"Time of an update under Full over that under WorkSharing, {options.ranks} ranks over {options.transport}",

@@ -11,7 +11,7 @@
     build  an environment above that of `python3`, Horovod with NCCL over Gloo's controller, and this package
     a      one rank: every policy, on CUDA tensors
     b      the parallel tests on CUDA tensors, with 2 and with 4 ranks on one GPU
-    c      the benchmarks overhead, latency and straggler
+    c      the benchmarks overhead, latency, straggler and work_sharing
     d      compute-sanitizer's memcheck of a
     e      real training: images and tokens a second, and memory
 
@@ -93,6 +93,7 @@ BENCHMARKS = {
     "c.overhead": ["overhead"],
     "c.latency": ["latency", "--skew-ranks", str(RANKS)],
     "c.straggler": ["straggler"],
+    **{f"c.sharing_{ms}ms": ["work_sharing", "--micro-ms", ms] for ms in ("5", "20")},
     **{f"profile.{load}": ["gpu_profile", "--load", load] for load in ("resnet50", "small", "transformer")},
     "e.resnet50": ["gpu_training", "--model", "resnet50"],
     "e.transformer": ["gpu_training", "--model", "transformer"],
@@ -311,6 +312,8 @@ SHARES = {
     "e.resnet50": 100.0,
     "c.overhead": 100.0,
     "c.straggler": 80.0,
+    "c.sharing_20ms": 70.0,
+    "c.sharing_5ms": 60.0,
     "c.latency": 80.0,
     "d.memcheck": 60.0,
     "e.transformer": 80.0,

@@ -36,10 +36,8 @@ void Engine::ArriveWhatIsReady() {
   if (surroundings_.awaited == 0) return;
   for (const auto& bucket : buckets_.All()) {
     BucketLock lock(bucket->mutex);
-    if (bucket->awaited == nullptr || !bucket->awaited->Ready()) continue;
-    bucket->StopAwaiting();
-    bucket->ArriveOrFail(lock);
-    if (surroundings_.shares_work) surroundings_.changes.Tell();  // a thread may wait to begin the next micro-batch
+    const bool any = bucket->ArriveWithWhatIsReady(lock);
+    if (any && surroundings_.shares_work) surroundings_.changes.Tell();  // a thread may wait for its next micro-batch
   }
 }
 
@@ -117,7 +115,7 @@ std::optional<Report::Item> Engine::ItemOf(SharedBucket& bucket, Time now, bool 
   item.age = std::max(now - bucket.arrived, Time(0));
   if (bucket.share) {
     const bool gone = bucket.OwnerIsGone();
-    if (gone) bucket.share->GiveUp(bucket.Made());
+    if (gone) bucket.share->GiveUp(bucket.Queued());
     if (core.declared()) {  // until its first round nobody else makes what this rank holds, even while it has joined
       if (joined) bucket.share->Leave();
       item.share = bucket.share->share(now, bucket.wants, gone);
@@ -260,7 +258,7 @@ void Engine::End(SharedBucket& bucket, BucketLock& lock) {
   bucket.Reset();
   if (bucket.operation == nullptr) {
     if (bucket.owner == nullptr || bucket.OwnerIsGone()) buckets_.Forget(bucket);
-  } else if (bucket.awaited == nullptr) {
+  } else if (bucket.awaited.empty()) {
     bucket.ArriveOrFail(lock);
   }
 }

@@ -39,8 +39,7 @@ std::shared_ptr<Operation> Engine::ArriveUnderLock(const std::shared_ptr<SharedB
   const bool adds = bucket->operation != nullptr && bucket->SharesWork();
   if (adds) {  // the application has added another micro-batch to its contribution
     operation = bucket->operation;
-    operation->arrival.gradients = arrival.gradients + (bucket->awaited != nullptr ? operation->arrival.gradients : 0);
-    bucket->StopAwaiting();
+    operation->arrival.gradients = arrival.gradients;
   } else if (bucket->operation != nullptr) {
     throw std::invalid_argument("rank " + std::to_string(rank()) + ": the name " + bucket->core.name() +
                                 " is in use by an operation that has not been synchronized; use another name");
@@ -51,9 +50,8 @@ std::shared_ptr<Operation> Engine::ArriveUnderLock(const std::shared_ptr<SharedB
   try {
     operation->on_done = std::move(on_done);
     bucket->arrivals.Arrive(caller, bucket->core.completed(), Now());
-    if (ready != nullptr && !ready->Ready()) {
-      bucket->awaited = std::move(ready);
-      ++surroundings_.awaited;
+    if (ready != nullptr && (!bucket->awaited.empty() || !ready->Ready())) {
+      bucket->Await(std::move(ready));
       return operation;
     }
     bucket->Arrive(lock);

@@ -117,8 +117,25 @@ void SharedBucket::ArriveOrFail(BucketLock& lock) {
   }
 }
 
+void SharedBucket::Await(std::shared_ptr<ReadyEvent> event) {
+  awaited.push_back(std::move(event));
+  ++surroundings.awaited;
+}
+
 void SharedBucket::StopAwaiting() {
-  if (std::exchange(awaited, nullptr) != nullptr) --surroundings.awaited;
+  surroundings.awaited -= static_cast<int>(awaited.size());
+  awaited.clear();
+}
+
+bool SharedBucket::ArriveWithWhatIsReady(BucketLock& lock) {
+  bool any = false;
+  while (!awaited.empty() && awaited.front()->Ready()) {
+    awaited.pop_front();
+    --surroundings.awaited;
+    ArriveOrFail(lock);
+    any = true;
+  }
+  return any;
 }
 
 void SharedBucket::End(Operation& ended, BucketLock& lock) {
@@ -172,7 +189,7 @@ void SharedBucket::EndRound(BucketLock& lock) {
   statistics.dropped = core.dropped();
   statistics.summed = core.summed();
   // While a device still computes the contribution, this rank has not arrived. Its operation waits for a later round.
-  if (operation != nullptr && awaited == nullptr) Complete(!on_time, lock);
+  if (operation != nullptr && awaited.empty()) Complete(!on_time, lock);
 }
 
 std::string SharedBucket::WhyItFailed(const std::exception& error) const {

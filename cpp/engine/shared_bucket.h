@@ -2,6 +2,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <limits>
@@ -58,7 +59,6 @@ struct SharedBucket {
   PossibleArrivals::Bucket arrivals;     // which threads contribute, which collect results, and which wait
   std::shared_ptr<Operation> operation;  // the outstanding operation, or null
   Time arrived{0};                       // when the last contribution arrived
-  std::shared_ptr<ReadyEvent> awaited;   // not null while a device computes the contribution of `operation`
   std::shared_ptr<const Owner> owner;    // the object that uses the bucket; null if the bucket exists until shutdown
   std::optional<OwnShare> share;         // this rank's micro-batches; only with work sharing, in one bucket of a family
   Round update = 0;                      // under work sharing: the number of the open update (optimizer step)
@@ -71,10 +71,19 @@ struct SharedBucket {
   bool in_flush = false;                 // true if the application takes this bucket's results in a flush
   Round flush_end = kForEver;            // once all rounds of a flush have begun: the first round after the flush
   BucketStatistics statistics;
+  // A device still computes the contributions that these events stand behind, oldest first. The rank arrives with each
+  // of them when its event has come. Only under work sharing there may be several.
+  std::deque<std::shared_ptr<ReadyEvent>> awaited;
 
   bool SharesWork() const { return config.spec.policy.rule == Policy::Rule::kWorkSharing; }
   // Under work sharing: returns how many micro-batches of the open update this rank has made.
   int Made() const { return core.state() == Bucket::State::kArrived ? core.arrival().gradients : 0; }
+  // Under work sharing: the same, and those that a device still computes.
+  int Queued() const { return Made() + static_cast<int>(awaited.size()); }
+  // Under work sharing: returns true if this rank may queue another micro-batch on its device. One may wait behind the
+  // one in progress, so that the device does not idle. None may wait behind the first one of an update: while that is
+  // computed, the coordinator takes back what a slow rank should not begin.
+  bool MayQueue() const { return awaited.size() <= (Made() > 0 ? 1u : 0u); }
   bool OwnerIsGone() const { return owner != nullptr && owner->gone(); }
   // Returns true if the bucket has an owner whose model lacks late contributions of this rank or missed results.
   bool Unsettled() const;
@@ -100,7 +109,10 @@ struct SharedBucket {
   void ArriveWhileJoined(BucketLock& lock);
   // Calls Arrive on the background thread. If Arrive throws, the bucket fails, and this function does not throw.
   void ArriveOrFail(BucketLock& lock);
+  void Await(std::shared_ptr<ReadyEvent> event);
   void StopAwaiting();
+  // Makes this rank arrive with each contribution whose event has come. Returns true if there was one.
+  bool ArriveWithWhatIsReady(BucketLock& lock);
   // Gives the application its result, and ends the outstanding operation. May throw.
   void Complete(bool late, BucketLock& lock);
   // Ends the running round when its reduction has succeeded. May throw.

@@ -12,7 +12,7 @@ namespace {
 bool IsAwaited(const Buckets& family) {
   return std::any_of(family.begin(), family.end(), [](const auto& bucket) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
-    return bucket->awaited != nullptr;
+    return !bucket->awaited.empty();
   });
 }
 
@@ -28,7 +28,7 @@ std::optional<std::pair<int, int>> WorkSharing::Take(const Buckets& family, bool
   for (const auto& bucket : family) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     if (!bucket->poison.empty()) throw EngineError(bucket->poison);
-    if (bucket->core.taken() != update || bucket->awaited != nullptr) return std::nullopt;
+    if (bucket->core.taken() != update) return std::nullopt;
   }
   std::pair<int, int> next;
   bool holds_more;
@@ -36,6 +36,7 @@ std::optional<std::pair<int, int>> WorkSharing::Take(const Buckets& family, bool
     // The update may have closed since its number was read. Then this rank must take results before it may begin more.
     std::lock_guard<std::mutex> lock(keeper.mutex);
     if (leaving_ > 0 || has_left_ || keeper.update != update || !keeper.share->MayBegin()) return std::nullopt;
+    if (!keeper.MayQueue()) return std::nullopt;
     next = {keeper.share->next(), keeper.updates};
     if (!begins) return next;
     keeper.share->Begin(Now());
@@ -89,7 +90,7 @@ void WorkSharing::Return(const std::string& name) {
   const auto bucket = buckets_.Find(name);
   if (bucket == nullptr) return;
   std::lock_guard<std::mutex> lock(bucket->mutex);
-  if (!bucket->share || bucket->share->begun() <= bucket->Made()) return;
+  if (!bucket->share || bucket->share->begun() <= bucket->Queued()) return;
   bucket->share->Return();
   surroundings_.news = true;
 }
@@ -109,7 +110,7 @@ bool WorkSharing::ReportLeaves() {
   for (const auto& bucket : buckets_.All()) {
     std::lock_guard<std::mutex> lock(bucket->mutex);
     const bool open = bucket->share && bucket->share->begun() != bucket->Made();
-    if (bucket->SharesWork() && (open || bucket->awaited != nullptr)) return has_left_ = false;
+    if (bucket->SharesWork() && (open || !bucket->awaited.empty())) return has_left_ = false;
   }
   return true;
 }

@@ -38,12 +38,13 @@ using testing::ThrowsMessage;
 
 class RanksTest : public testing::Test, protected FakeJob {
  protected:
-  void Start(int size, const std::vector<BucketConfig>& configs, FakeHorovod::Settings settings = {}) {
+  void Start(int size, const std::vector<BucketConfig>& configs, FakeHorovod::Settings settings = {},
+             std::shared_ptr<FakeDevices> devices = nullptr) {
     settings.size = size;
     settings.clock = [](Rank) { return Now() + 1h; };  // whoever waits has waited for long
     const bool on_devices = std::getenv("HOROVOD_PARTIAL_TEST_ON_DEVICES") != nullptr;
-    FakeJob::Start(std::move(settings), configs,
-                   on_devices ? std::make_shared<FakeDevices>(size, FakeDevices::Streams::kNone) : nullptr);
+    if (on_devices && devices == nullptr) devices = std::make_shared<FakeDevices>(size, FakeDevices::Streams::kNone);
+    FakeJob::Start(std::move(settings), configs, std::move(devices));
   }
   // Where `breaks` says so, the cable is cut in a reduction.
   static FakeHorovod::Settings Breaking(std::function<bool(const Closing&, Rank)> breaks) {
@@ -137,6 +138,7 @@ class SharingRanksTest : public RanksTest {
   struct Training {
     Engine& engine;
     Tensor keeper, other;
+    FakeDevice* stream = nullptr;  // the device that makes the gradients, behind the application's back
     int updates = 0;
     int made = 0;     // micro-batches
     int in_open = 0;  // of the open update
@@ -156,8 +158,10 @@ class SharingRanksTest : public RanksTest {
       ++in_open;
       const Floats sum(kElements, static_cast<float>(in_open));
       for (auto& [name, tensor] : {std::pair<const char*, Tensor&>("other", other), {"keeper", keeper}}) {
-        tensor.Set(sum);
-        engine.Arrive(engine.buckets().Find(name), {tensor.data(), tensor.data(), 1});
+        const auto make = [target = &tensor, sum] { target->Set(sum); };
+        auto ready = stream == nullptr ? nullptr : stream->Record(make);
+        if (ready == nullptr) make();
+        engine.Arrive(engine.buckets().Find(name), {tensor.data(), tensor.data(), 1}, std::move(ready));
       }
     }
     // Until so many updates have been made, or so many micro-batches here.
@@ -177,8 +181,8 @@ class SharingRanksTest : public RanksTest {
     }
   };
 
-  void StartSharing(FakeHorovod::Settings settings = {}) {
-    Start(kRanks, {}, std::move(settings));
+  void StartSharing(FakeHorovod::Settings settings = {}, std::shared_ptr<FakeDevices> streams = nullptr) {
+    Start(kRanks, {}, std::move(settings), streams);
     for (Rank rank = 0; rank < kRanks; ++rank) {
       Memory& memory = horovod().memory(rank);
       for (const bool grants : {true, false}) {
@@ -186,7 +190,9 @@ class SharingRanksTest : public RanksTest {
         config.memory = &memory;
         EngineOf(rank).buckets().Declare(grants ? "keeper" : "other", config);
       }
-      trainings_.push_back(std::make_unique<Training>(Training{EngineOf(rank), Tensor(memory), Tensor(memory)}));
+      FakeDevice* const stream = streams == nullptr ? nullptr : &(*streams)[rank];
+      trainings_.push_back(
+          std::make_unique<Training>(Training{EngineOf(rank), Tensor(memory), Tensor(memory), stream}));
     }
   }
   void Run(const std::function<void(Rank, Training&)>& body) {
@@ -208,6 +214,15 @@ TEST_F(SharingRanksTest, EachUpdateHasAllMicroBatches) {
     made += training->made;
   }
   EXPECT_EQ(made, 20 * kRanks * kEach);
+}
+
+TEST_F(SharingRanksTest, DevicesMakeGradientsBehindTheHosts) {
+  StartSharing({}, std::make_shared<FakeDevices>(kRanks, FakeDevices::Streams::kOwn));
+  Run([](Rank, Training& training) {
+    training.Run(50);
+    training.Flush();
+  });
+  for (const auto& training : trainings_) EXPECT_EQ(training->sums, Floats(50, kAll));
 }
 
 // The thresholds are too long for a wait to ask for a cycle.
@@ -1286,6 +1301,101 @@ TEST_F(OneEngineTest, AnExceptionWhileArrivingFailsTheBucket) {
   EXPECT_THAT([&] { arrive(); }, ThrowsMessage<EngineError>(HasSubstr("rank 0 could not keep what belongs to bucket")));
   EXPECT_THAT([&] { engine_.Collect(handle_, values.data()); }, ThrowsMessage<EngineError>(HasSubstr("bad_alloc")));
   EXPECT_TRUE(ReportAt(Now()).empty());
+}
+
+// A rank whose device computes what a test says, when the test says so.
+class SharingOnADeviceTest : public OneEngineTest {
+ protected:
+  static constexpr int kEach = 4;
+
+  class FakeEvent final : public ReadyEvent {
+   public:
+    bool Ready() const override { return has_come; }
+    std::atomic<bool> has_come{false};
+  };
+
+  // The first update, in which each rank makes its own.
+  void SetUp() override {
+    handle_ = engine_.buckets().Declare(kKeeper, SharedConfig(2, kEach, true));
+    for (int i = 0; i < kEach; ++i) {
+      ASSERT_TRUE(Begin());
+      engine_.Arrive(handle_, {values_.data(), values_.data(), 1});
+    }
+    ReportAt(Now());
+    Closing closing;
+    closing.bucket = kKeeper;
+    closing.contributions = {{kEach, true}, {kEach, true}};
+    engine_.Begin({closing}, false);
+    engine_.Finished(handle_, "");
+    ASSERT_TRUE(engine_.families().TakeRound({kKeeper}, {values_.data()}));
+  }
+  // Whether the host may begin a micro-batch now; it does then.
+  bool Begin() {
+    return engine_.sharing().Next({kKeeper}, true, [] { return true; }).has_value();
+  }
+  std::shared_ptr<FakeEvent> Queue() {
+    auto event = std::make_shared<FakeEvent>();
+    engine_.Arrive(handle_, {values_.data(), values_.data(), 1}, event);
+    return event;
+  }
+  void Come(FakeEvent& event) {
+    event.has_come = true;
+    engine_.WantsCycle(Now(), kNever);
+  }
+
+  static constexpr const char* kKeeper = "keeper";
+};
+
+TEST_F(SharingOnADeviceTest, AMicroBatchEndsByItsEventAndNotWhenItIsQueued) {
+  const Time start = Now();
+  ASSERT_TRUE(Begin());
+  const auto event = Queue();
+  std::this_thread::sleep_for(10ms);
+  Report::Item item = ItemNow();
+  EXPECT_EQ(item.share->begun, 1);
+  EXPECT_EQ(item.share->computed, 0ms);
+  EXPECT_GE(item.share->age, 10ms);
+  EXPECT_NE(item.kind, Report::Item::Kind::kArrival);
+  Come(*event);
+  item = ItemNow();
+  EXPECT_EQ(item.kind, Report::Item::Kind::kArrival);
+  EXPECT_EQ(item.gradients, 1);
+  EXPECT_GE(item.share->computed, 10ms);
+  EXPECT_LE(item.share->computed + item.share->age, Now() - start);
+}
+
+TEST_F(SharingOnADeviceTest, OneWaitsBehindTheOneInProgressButNotBehindTheFirst) {
+  ASSERT_TRUE(Begin());
+  const auto first = Queue();
+  EXPECT_FALSE(Begin()) << "the coordinator may still take it back";
+  Come(*first);
+  ASSERT_TRUE(Begin());
+  const auto second = Queue();
+  ASSERT_TRUE(Begin());
+  const auto third = Queue();
+  EXPECT_FALSE(Begin()) << "another rank's device may be free before this one has begun it";
+  EXPECT_EQ(ItemNow().share->begun, 3);
+  Come(*second);
+  EXPECT_EQ(ItemNow().gradients, 2);
+  EXPECT_TRUE(Begin());
+  Come(*third);
+  EXPECT_EQ(ItemNow().gradients, 3);
+}
+
+TEST_F(SharingOnADeviceTest, WhatIsQueuedIsNeitherReturnedNorGivenUp) {
+  const auto owner = std::make_shared<Owner>();
+  engine_.buckets().Own(kKeeper, owner);
+  ASSERT_TRUE(Begin());
+  Come(*Queue());
+  ASSERT_TRUE(Begin());
+  const auto second = Queue();
+  engine_.sharing().Return(kKeeper);
+  EXPECT_EQ(ItemNow().share->begun, 2);
+  ASSERT_TRUE(Begin());
+  owner->Leave();
+  EXPECT_EQ(ItemNow().share->begun, 2) << "the device will make the second, and nobody the third";
+  Come(*second);
+  EXPECT_EQ(ItemNow().gradients, 2);
 }
 
 TEST_F(OneEngineTest, NothingIsAcceptedAfterAShutdown) {

@@ -69,9 +69,10 @@ struct Job {
   int each = 1;           // micro-batches of an update for each rank
   int buckets = 1;
   bool late_ends = false;
-  bool joins = false;  // ranks end by a join, and leave when all have joined
-  int more = 0;        // micro-batches that each rank can make after a flush, in which ranks compare their replicas
-  int pace = 0;        // how long a micro-batch takes on the last rank, if it takes 1 on the others; or nobody knows
+  bool joins = false;   // ranks end by a join, and leave when all have joined
+  int more = 0;         // micro-batches that each rank can make after a flush, in which ranks compare their replicas
+  int pace = 0;         // how long a micro-batch takes on the last rank, if it takes 1 on the others; or nobody knows
+  bool queues = false;  // each rank has a device, on which a micro-batch may wait behind the one in progress
 };
 
 struct Coverage {
@@ -162,7 +163,7 @@ class World {
           rank.holds_more << 5 | rank.closed << 6);
       put(rank.more | rank.returns << 4 | rank.met << 5);
       for (const OwnBucket& bucket : rank.buckets) {
-        put(bucket.count);
+        put(bucket.count | bucket.queued << 4);
         put(bucket.reported | bucket.running << 1 | bucket.declared << 2);
         put(bucket.completed - base);
       }
@@ -217,7 +218,8 @@ class World {
 
   void CheckEnd() const {
     for (const RankState& rank : ranks_) {
-      for (const OwnBucket& bucket : rank.buckets) Require(bucket.count == 0, "a contribution is left at the end");
+      for (const OwnBucket& bucket : rank.buckets)
+        Require(bucket.count + bucket.queued == 0, "a contribution is left at the end");
       Require(rank.made == rank.delivered, "a micro-batch is lost");
     }
   }
@@ -226,13 +228,14 @@ class World {
   static constexpr int kChoice = 1;
   static constexpr int kPostpone = 1000;
   static constexpr int kStep = 2000;
-  enum StepKind : int { kBegin, kWait, kGradient, kTake, kLeave, kReturn, kTrainOn };
+  enum StepKind : int { kBegin, kWait, kGradient, kTake, kLeave, kReturn, kTrainOn, kReady };  // the last of a bucket
   enum class Phase : std::uint8_t { kReport, kDecide, kBegin, kFinish };
   // After a flush a rank comes back, begins a micro-batch, and computes it when all ranks have compared their replicas.
   enum class At : std::uint8_t { kBetween, kWaiting, kComputing, kLeaving, kBack, kComparing };
 
   struct OwnBucket {
     int count = 0;          // micro-batches in the arrival
+    int queued = 0;         // and those that the device still computes
     bool reported = false;  // so many
     bool running = false;
     bool declared = false;
@@ -266,8 +269,15 @@ class World {
   static bool AnyRunning(const RankState& rank) {
     return std::any_of(rank.buckets.begin(), rank.buckets.end(), [](const OwnBucket& each) { return each.running; });
   }
+  static bool HasQueued(const RankState& rank) {
+    return std::any_of(rank.buckets.begin(), rank.buckets.end(), [](const OwnBucket& each) { return each.queued > 0; });
+  }
   static bool HasArrived(const RankState& rank) {
-    return std::any_of(rank.buckets.begin(), rank.buckets.end(), [](const OwnBucket& each) { return each.count > 0; });
+    return HasQueued(rank) ||
+           std::any_of(rank.buckets.begin(), rank.buckets.end(), [](const OwnBucket& each) { return each.count > 0; });
+  }
+  static bool MayBegin(const RankState& rank) {
+    return rank.share.MayBegin() && IsCurrent(rank) && rank.buckets.back().queued <= 1;
   }
   static bool HasUpdate(const RankState& rank) {
     return std::all_of(rank.buckets.begin(), rank.buckets.end(),
@@ -282,13 +292,15 @@ class World {
     const bool joined = joined_[static_cast<std::size_t>(&rank - ranks_.data())];
     if (joined) return steps;
     if (rank.at != At::kComputing && HasUpdate(rank)) return {kTake};
+    for (std::size_t b = 0; b < rank.buckets.size(); ++b)
+      if (rank.buckets[b].queued > 0) steps.push_back(kReady + static_cast<int>(b));
     switch (rank.at) {
       case At::kBetween:
-        if (rank.left > 0) steps.push_back(rank.share.MayBegin() && IsCurrent(rank) ? kBegin : kWait);
+        if (rank.left > 0) steps.push_back(MayBegin(rank) ? kBegin : kWait);
         if (rank.left == 0) steps.push_back(kLeave);
         break;
       case At::kWaiting:
-        if (rank.share.MayBegin() && IsCurrent(rank)) steps.push_back(kBegin);
+        if (MayBegin(rank)) steps.push_back(kBegin);
         break;
       case At::kComputing: steps.push_back(kGradient); break;
       case At::kLeaving:
@@ -296,7 +308,7 @@ class World {
         if (!rank.flushes && !HasArrived(rank) && !AnyRunning(rank) && !rank.wants_join) steps.push_back(kLeave);
         break;
       case At::kBack:
-        if (rank.share.MayBegin() && IsCurrent(rank)) steps.push_back(kBegin);
+        if (MayBegin(rank)) steps.push_back(kBegin);
         break;
       case At::kComparing:
         if (std::all_of(ranks_.begin(), ranks_.end(), [](const RankState& each) { return each.met; }))
@@ -307,6 +319,7 @@ class World {
   }
 
   void Step(RankState& rank, int step) {
+    if (step >= kReady) return Arrive(rank, rank.buckets[static_cast<std::size_t>(step - kReady)]);
     switch (step) {
       case kBegin:
         rank.own.push_back(rank.share.next());
@@ -330,11 +343,9 @@ class World {
         for (std::size_t i = 0; i < closings_.size(); ++i)
           Require(closings_[i].bucket != kNames[rank.done] || phase_ == Phase::kFinish || begun_ > RankOf(rank),
                   "what has been closed is written");
-        ++bucket.count;
-        bucket.reported = false;
-        ++rank.made;
+        ++bucket.queued;
+        if (!job_->queues) Arrive(rank, bucket);
         if (++rank.done == job_->buckets) rank.at = At::kBetween;
-        if (!rank.holds_more) rank.news = true;
         break;
       }
       case kTake:
@@ -361,6 +372,15 @@ class World {
       case kTrainOn: rank.at = At::kComputing; break;
     }
   }
+  // The oldest micro-batch that the device still computes has made its gradient in a bucket.
+  static void Arrive(RankState& rank, OwnBucket& bucket) {
+    Require(!bucket.running, "what is being sent is written");
+    --bucket.queued;
+    ++bucket.count;
+    bucket.reported = false;
+    ++rank.made;
+    if (!rank.holds_more) rank.news = true;
+  }
   std::size_t RankOf(const RankState& rank) const { return static_cast<std::size_t>(&rank - ranks_.data()); }
 
   Declaration Declared() const {
@@ -377,7 +397,7 @@ class World {
     rank.news = false;
     if (rank.wants_join) joined_[turn_] = true;
     const bool joined = joined_[turn_];
-    report.leaves = rank.at == At::kLeaving;
+    report.leaves = rank.at == At::kLeaving && !HasQueued(rank);
     if (rank.flushes && rank.more == 0 && !rank.over) report.flush = Report::Flush::kEnding;
     if (rank.flushes && rank.more > 0 && !rank.closed) report.flush = Report::Flush::kFlushing;
     report.absent.all = report.flush != Report::Flush::kNone;
@@ -427,7 +447,7 @@ class World {
         const auto& contribution = closing.contributions[r];
         const bool open = (rank.at == At::kComputing || rank.at == At::kComparing) && rank.weights == closing.round &&
                           rank.done <= static_cast<int>(b);
-        Require(!open, "a bucket closes before a micro-batch that has begun is in it");
+        Require(!open && rank.buckets[b].queued == 0, "a bucket closes before a micro-batch that has begun is in it");
         if (joined_[r]) continue;
         Require(contribution.gradients == (rank.buckets[b].reported ? rank.buckets[b].count : 0),
                 "a closing has another number of micro-batches than a rank has made");
@@ -613,7 +633,11 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"ThreeUnequal", {{3, 2, 1}, 1}}, Case{"Flushes", {{2, 1}, 1, 1, false, false, 2}},
                     Case{"FlushesSlow", {{4, 4}, 2, 1, false, false, 2, 10}},
                     Case{"FlushesBuckets", {{2, 2}, 1, 2, false, false, 1, 10}},
-                    Case{"FlushesLate", {{2, 2}, 1, 1, true, false, 1, 10}}),
+                    Case{"FlushesLate", {{2, 2}, 1, 1, true, false, 1, 10}},
+                    Case{"Queues", {{5, 4}, 2, 1, false, false, 0, 0, true}},
+                    Case{"QueuesBuckets", {{3, 3}, 2, 2, false, false, 0, 0, true}},
+                    Case{"QueuesJoins", {{4, 3}, 2, 1, true, true, 0, 0, true}},
+                    Case{"QueuesFlushes", {{3, 3}, 2, 1, false, false, 1, 10, true}}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -42,6 +42,18 @@ TEST(OwnShareTest, KeepsWhatHasBegun) {
   EXPECT_FALSE(share.MayBegin());
 }
 
+TEST(OwnShareTest, WhatWaitsOnADeviceBeginsWhenTheOneBeforeHasEnded) {
+  OwnShare share(0, 3);
+  share.Begin(0ms);
+  share.Begin(1ms);
+  share.End(10ms);
+  EXPECT_EQ(share.share(12ms), (Share{3, 2, 10ms, 2ms}));
+  share.End(20ms);
+  EXPECT_EQ(share.share(22ms), (Share{3, 2, 20ms, 2ms}));
+  share.Begin(25ms);
+  EXPECT_EQ(share.share(26ms), (Share{3, 3, 20ms, 1ms})) << "the device was idle";
+}
+
 class LedgerTest : public testing::Test {
  protected:
   static constexpr int kRanks = 3;
@@ -178,6 +190,19 @@ TEST_F(LedgerTest, ABeginMayBeReportedLate) {
   Say(2, 2, 0, 0);
   EXPECT_THAT(Decide(), ElementsAre(MicroBatches{0, 1}, MicroBatches{2, 3}, MicroBatches{}))
       << "the others have begun 20 ms ago";
+}
+
+TEST(LedgerOfTwoTest, WhatWaitsOnADeviceTakesItsTime) {
+  Ledger ledger(2, 6);
+  const Time now = 1h;
+  const Share slow{3, 3, 75ms, 0ms, true};
+  ledger.Observe(0, slow, 3, now);
+  ledger.Observe(1, {3, 3, 30ms}, 3, now);
+  ledger.Advance();
+  ledger.Observe(0, slow, 3, now);
+  ledger.Observe(1, {3, 2, 0ms}, 0, now);
+  EXPECT_THAT(ledger.Decide({true, true}, now), ElementsAre(MicroBatches{0, 1, 2}, MicroBatches{3, 4}))
+      << "rank 1 would end its third in 30 ms, and rank 0 ends it in 25 ms";
 }
 
 TEST_F(LedgerTest, WhatIsTakenBackIsFreeWhenTheRankHasConfirmed) {

@@ -5,6 +5,7 @@ needs CUDA itself runs with `--device=cuda` alone. No test here has "eager" or "
 those for TensorFlow's, and leaves them out.
 """
 
+import ctypes
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from harness.trainers import EVERYBODY
 from harness.whole_jobs import Job
 from harness.world import World
 
+import horovod_partial
 import horovod_partial.torch as hvd
 from horovod_partial.torch import devices, operations
 
@@ -26,6 +28,7 @@ HOST = -1
 STEPS = 8
 BYTES = 256 << 20  # of the bucket for which the GPU of programs/full_gpu.py has no memory left
 CYCLES = 5_000_000  # of a GPU, some milliseconds, in which Python runs ahead of it
+CYCLES_A_SECOND = 1.5e9  # of a GPU, about
 
 pytestmark = [scripted, pytest.mark.launch(**OVER_MPI)]  # a transport sees nothing of all this
 
@@ -462,3 +465,35 @@ def test_every_rank_is_told_of_a_gpu_without_memory(job: Job) -> None:
     cause = rf"rank {late} could not keep what belongs to bucket: GPU \d+ has no {BYTES} bytes left"
     for error in errors.values():
         assert re.search(f"rank {late} has failed: {cause}", error)
+
+
+# --- Work sharing
+
+
+def compute(seconds: float) -> None:
+    """Let the device compute for about so long, behind the host's back."""
+    if device_type() == "cuda":
+        torch.cuda._sleep(int(CYCLES_A_SECOND * seconds))
+    else:
+        library = f"{horovod_partial.__path__[0]}/libhorovod_partial_attach.so"
+        ctypes.CDLL(library).double_computes(ctypes.c_double(seconds))
+
+
+@on_a_device
+def test_micro_batches_end_on_the_device(world: World) -> None:
+    """Rank 0 has a slow device and a fast host. It makes few micro-batches, and each one is in one update."""
+    passes, updates, seconds = 4, 4, 0.02
+    weight = torch.nn.Parameter(torch.zeros(3))
+    optimizer: Any = hvd.DistributedOptimizer(
+        torch.optim.SGD([weight], lr=1.0), op=hvd.Sum, backward_passes_per_step=passes, sync=hvd.WorkSharing()
+    )
+    made = 0
+    while optimizer.rounds < updates:
+        compute(seconds * (10 if world.rank == 0 else 1))
+        take_step(optimizer, weight.sum())
+        made += 1
+    optimizer.flush()
+    assert weight.tolist() == [-passes * world.size * updates] * 3
+    numbers = world.gather(made)
+    assert sum(numbers) == passes * world.size * updates
+    assert numbers[0] <= passes + 2 * (updates - 1)  # its own share of the first update, then one or two of each

@@ -36,7 +36,7 @@ bool OwnShare::Hear(const MicroBatches& granted) {
 
 void OwnShare::Advance() {
   granted_.clear();
-  begun_ = 0;
+  begun_ = ended_ = 0;
   computed_ = Time(0);
   for (int i = 0; i < each_; ++i) granted_.push_back(first_ + i);
 }
@@ -115,7 +115,7 @@ Time Ledger::Since(const State& state, Time now) const {
 
 // Returns when a rank is due to be free, by its pace alone.
 Time Ledger::Due(const State& state, Time pace, Time now) const {
-  return Since(state, now) + (state.begun > state.done ? pace : Time(0));
+  return Since(state, now) + std::max(state.begun - state.done, 0) * pace;
 }
 
 // Returns when a rank will be free again. An overdue rank is expected to need as long again as it is overdue. So is a

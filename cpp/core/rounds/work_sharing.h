@@ -20,7 +20,7 @@ struct Share {
   int granted = 0;     // the number of micro-batches that the rank may begin
   int begun = 0;       // how many of its granted micro-batches the rank has begun
   Time computed{0};    // how long it took to compute those that have gradients now
-  Time age{0};         // the time since the rank last began or ended a micro-batch
+  Time age{0};         // the time since the micro-batch in progress began, or else since the last one ended
   bool wants = false;  // true if a thread waits to begin another micro-batch
   bool gone = false;   // true if the rank begins no more micro-batches, because its optimizer is gone
 
@@ -39,12 +39,14 @@ class OwnShare {
 
   bool MayBegin() const { return begun_ < granted_.size(); }
   int next() const { return granted_.at(begun_); }
+  // A micro-batch may begin before the one before has ended: a device has a queue. Its time counts from that end.
   void Begin(Time now) {
+    if (begun_ == ended_) since_ = now;
     ++begun_;
-    since_ = now;
   }
-  // Called when the micro-batch that was begun last has made its gradients.
+  // Called when the oldest micro-batch that has not ended has made its gradients.
   void End(Time now) {
+    ++ended_;
     computed_ += now - since_;
     since_ = now;
   }
@@ -55,7 +57,8 @@ class OwnShare {
   bool Hear(const MicroBatches& granted);
   // Called when the rank will begin no more micro-batches.
   void Leave() { granted_.resize(begun_); }
-  // Called when only `made` micro-batches have gradients, and the others that were begun will get none.
+  // Called when only `made` micro-batches have gradients or will get some from a device, and the others that were
+  // begun will get none.
   void GiveUp(int made) {
     begun_ = static_cast<std::size_t>(made);
     Leave();
@@ -73,7 +76,8 @@ class OwnShare {
   int each_;   // how many micro-batches its own share has
   MicroBatches granted_;
   std::size_t begun_ = 0;
-  Time since_{0};     // when the rank last began or ended a micro-batch
+  std::size_t ended_ = 0;
+  Time since_{0};     // when the micro-batch in progress began, or else when the last one ended
   Time computed_{0};  // how long the ended micro-batches of this update took
 };
 
@@ -109,7 +113,7 @@ class Ledger {
     bool gone = false;
     bool was_away = false;  // true if the rank was away, as in a flush, since this update began
     Time computed{0};
-    Time since{0};        // when the rank last began or ended a micro-batch
+    Time since{0};        // when the micro-batch in progress began, or else when the last one ended
     Time asked = kNever;  // since when the rank has been due to get a micro-batch that another rank holds
     Time pace{0};         // how long a micro-batch has taken lately; 0 if not known
 

@@ -6,9 +6,11 @@
 #include <dlfcn.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <thread>
 
 #include "harness/fake_stream.h"
 
@@ -58,6 +60,17 @@ class OnDouble final : public Stream {
   test::FakeStream& stream_;
 };
 
+// TensorFlow's stream, or else one for PyTorch, which lives as long as the process too.
+test::FakeStream& OnlyStream() {
+  static auto* const own = new test::FakeStream;
+  static const auto stream = [] {
+    void* const plugin = dlopen(std::getenv("TF_PLUGGABLE_DEVICE_LIBRARY_PATH"), RTLD_NOW | RTLD_NOLOAD);
+    void* const found = plugin == nullptr ? nullptr : dlsym(plugin, "double_stream");
+    return reinterpret_cast<test::FakeStream* (*)()>(found);
+  }();
+  return stream == nullptr ? *own : *stream();
+}
+
 }  // namespace
 
 Memory& MemoryOf(int device) {
@@ -72,13 +85,7 @@ int DefaultDevice(int) { return 0; }
 
 std::unique_ptr<Stream> StreamOf(int device, std::uintptr_t) {
   if (device == Memory::kHost) return std::make_unique<HostStream>();
-  static auto* const own = new test::FakeStream;  // like TensorFlow's, which lives as long as the process
-  static const auto stream = [] {
-    void* const plugin = dlopen(std::getenv("TF_PLUGGABLE_DEVICE_LIBRARY_PATH"), RTLD_NOW | RTLD_NOLOAD);
-    void* const found = plugin == nullptr ? nullptr : dlsym(plugin, "double_stream");
-    return reinterpret_cast<test::FakeStream* (*)()>(found);
-  }();
-  return std::make_unique<OnDouble>(stream == nullptr ? *own : *stream());
+  return std::make_unique<OnDouble>(OnlyStream());
 }
 
 }  // namespace horovod_partial::attach
@@ -88,3 +95,9 @@ extern "C" void double_has_memory(bool has) { horovod_partial::attach::has_memor
 
 // For tests: how often the host has waited for the stream so far.
 extern "C" int double_waits() { return horovod_partial::attach::waits; }
+
+// For tests: queues work that takes so long.
+extern "C" void double_computes(double seconds) {
+  horovod_partial::attach::OnlyStream().Queue(
+      [=] { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); });
+}
