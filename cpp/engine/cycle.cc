@@ -26,6 +26,11 @@ PossibleArrivals::Away Engine::Away(Time now, Time foreign_since) const {
   const PossibleArrivals::Foreign foreign{foreign_since, waits_are_told_};
   PossibleArrivals::Away away =
       surroundings_.arrivals->Look(this, now, foreign, flush != Flush::Kind::kNone, thresholds_);
+  // While a device still computes a micro-batch, this rank comes to its buckets, whichever threads wait.
+  if (surroundings_.shares_work && surroundings_.awaited > 0) {
+    away.waiting = {};
+    away.blocked = false;
+  }
   // Other ranks must not wait for a rank that has ended, even if some of its threads still contribute.
   if (flush == Flush::Kind::kEnding) away.absent = {true, {}};
   return away;

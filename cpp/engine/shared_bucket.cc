@@ -129,7 +129,7 @@ void SharedBucket::StopAwaiting() {
 
 bool SharedBucket::ArriveWithWhatIsReady(BucketLock& lock) {
   bool any = false;
-  while (!awaited.empty() && awaited.front()->Ready()) {
+  while (operation != nullptr && !awaited.empty() && awaited.front()->Ready()) {
     awaited.pop_front();
     --surroundings.awaited;
     ArriveOrFail(lock);

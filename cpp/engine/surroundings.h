@@ -74,7 +74,7 @@ struct Surroundings {
   // application.
   std::atomic<bool> news{false};         // true if this rank has something to report
   std::atomic<Time> reported{Time(0)};   // when this rank built its last report
-  std::atomic<int> awaited{0};           // the number of operations whose contribution a device still computes
+  std::atomic<int> awaited{0};           // the number of contributions that a device still computes
   std::atomic<bool> shares_work{false};  // true if this process set has a bucket with work sharing
   std::atomic<int> in_use{0};            // how many buckets a flush waits for: they have had a round and not ended
   Changes changes{};

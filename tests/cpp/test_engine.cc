@@ -1398,6 +1398,24 @@ TEST_F(SharingOnADeviceTest, WhatIsQueuedIsNeitherReturnedNorGivenUp) {
   EXPECT_EQ(ItemNow().gradients, 2);
 }
 
+TEST_F(SharingOnADeviceTest, AFlushIsNoWaitWhileTheDeviceComputes) {
+  ASSERT_TRUE(Begin());
+  Come(*Queue());
+  ASSERT_TRUE(Begin());
+  const auto second = Queue();
+  auto background = std::async(std::launch::async, [&] {
+    while (arrivals_->LongestWait().since == kNever) std::this_thread::yield();
+    const Report report = ReportAt(Now() + 1h);
+    EXPECT_FALSE(report.waiting.Has(kKeeper)) << "the round would close without what the device still computes";
+    EXPECT_FALSE(report.blocked);
+    Come(*second);
+    while (!ReportAt(Now() + 1h).waiting.Has(kKeeper)) std::this_thread::yield();
+    Refuse(kKeeper);
+  });
+  EXPECT_THROW(WaitForFlush(engine_), EngineError);
+  background.get();
+}
+
 TEST_F(OneEngineTest, NothingIsAcceptedAfterAShutdown) {
   EXPECT_CALL(transport_, Alive).WillRepeatedly(Return(false));
   EXPECT_THAT([&] { Arrive(); }, ThrowsMessage<EngineError>(HasSubstr("shut down")));

@@ -41,7 +41,7 @@ class OwnShare {
   int next() const { return granted_.at(begun_); }
   // A micro-batch may begin before the one before has ended: a device has a queue. Its time counts from that end.
   void Begin(Time now) {
-    if (begun_ == ended_) since_ = now;
+    if (begun_ <= ended_) since_ = now;
     ++begun_;
   }
   // Called when the oldest micro-batch that has not ended has made its gradients.
