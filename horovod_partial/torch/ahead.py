@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
+from horovod_partial.torch.devices import keep_for_stream
+
 
 class _Ahead(NamedTuple):
     before: torch.Tensor  # the parameter's value before rounds were applied to a copy of it
@@ -65,6 +67,8 @@ class ParametersAhead:
         same = all(torch.equal(_bits(p), _bits(a.before)) for p, a in ahead.items())
         for p, a in ahead.items():
             p.copy_(a.values if same else p + (a.values - a.before))
+            keep_for_stream(a.values)
+            keep_for_stream(a.before)
         return 0 if same else rounds
 
     def forget(self) -> None:

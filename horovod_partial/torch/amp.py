@@ -53,7 +53,7 @@ def _take_over(scaler: torch.amp.GradScaler, followers: Followers) -> None:
             overflow = any(found[index] for found in rounds if index < len(found))
             scale: Any = scaler._scale
             state = scaler._per_optimizer_states[id(followers)]
-            state["found_inf_per_device"] = {scale.device: torch.tensor(float(overflow), device=scale.device)}
+            state["found_inf_per_device"] = {scale.device: torch.full((), float(overflow), device=scale.device)}
             update()
 
     scaler.unscale_, scaler.step, scaler.update = unscale_, step_, update_  # type: ignore[method-assign]

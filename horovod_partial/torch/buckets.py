@@ -68,8 +68,8 @@ class GradientBucket:
         self.had_late = False  # whether this rank was late for the last round, or the round had a late gradient
         self.wire = self.flat  # the tensor that Horovod reduces: `flat`, or a compressed copy of it
         self._sparse: set[torch.nn.Parameter] = set()
-        # The gradients that `arrive` will copy, by the CUDA stream that computes them; None on the CPU.
-        self._noted: dict[torch.cuda.Stream | None, list[Pair]] = {}
+        # The gradients that `arrive` will copy, each with the CUDA stream that computes it; None on the CPU.
+        self._noted: dict[torch.nn.Parameter, tuple[torch.cuda.Stream | None, torch.Tensor | None]] = {}
         self._context: Any = None
         self._version = 0  # PyTorch's version counter of the flat tensor at the arrival
         # What `watch` has noted: the version counter of `flat`, and a copy of `flat` or None. None before `watch`.
@@ -92,7 +92,7 @@ class GradientBucket:
         if gradient is not None:
             gradient = gradient.detach()  # leave out the autograd graph that gradients have with `create_graph=True`
             gradient = gradient.to_dense() if gradient.is_sparse else gradient
-        self._noted.setdefault(self._stream(), []).append((self.views[parameter], gradient))
+        self._noted[parameter] = self._stream(), gradient
         self.missing.discard(parameter)
         return not self.missing
 
@@ -105,10 +105,14 @@ class GradientBucket:
     def _write(self, write: Callable[[list[Pair]], None]) -> None:
         """Call `write` with the noted gradients: on the CUDA stream that computes them, and once for each stream."""
         current = self._stream()
-        for stream, pairs in self._noted.items():
+        by_stream: dict[torch.cuda.Stream | None, list[Pair]] = {}
+        for parameter, (stream, gradient) in self._noted.items():
+            by_stream.setdefault(stream, []).append((self.views[parameter], gradient))
+        for stream, pairs in by_stream.items():
             if stream is None or current is None or stream == current:
                 write(pairs)
             else:
+                stream.wait_stream(current)  # the program may have changed these gradients there
                 with torch.cuda.stream(stream):
                     write(pairs)
                 current.wait_stream(stream)
@@ -187,7 +191,7 @@ class GradientBucket:
 
     @property
     def is_begun(self) -> bool:
-        """Whether some gradients of this step are in the bucket."""
+        """Whether some gradients of this step have been noted."""
         return len(self.missing) < len(self.parameters)
 
     @property
@@ -222,11 +226,15 @@ class MicroBatchBucket(GradientBucket):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.made = 0  # how many micro-batches of the open update the bucket's sum contains
+        # Behind the last micro-batch's use of `flat`. The next one may come on another CUDA stream. None on the CPU.
+        self._used = torch.cuda.Event() if self.flat.is_cuda else None  # type: ignore[no-untyped-call]
         if self.wire_dtype != self.flat.dtype:
             self.wire = torch.empty_like(self.flat, dtype=self.wire_dtype)
 
     def _add(self, scale: Scale) -> None:
-        """Add the gradients that `put` has noted, divided by `scale`, to the sum."""
+        """Add the gradients that `put` has noted, divided by `scale` in the dtype of the gradients, to the sum."""
+        if self._used is not None:
+            torch.cuda.current_stream(self.flat.device).wait_event(self._used)
         if self.made > 0:
             self._write(partial(_add, alpha=1.0 if scale is None else 1.0 / float(scale)))
             return
@@ -243,13 +251,18 @@ class MicroBatchBucket(GradientBucket):
         wire = self.wire
         super().arrive(lambda packed: start(_into(wire, packed)))
         self.wire = wire
-        self.made += 1
+        self._made_another()
 
     def stay(self, scale: Scale = None) -> None:
         """Count a micro-batch whose gradients stay on this rank, because there are no other ranks."""
         self._add(scale)
-        self.made += 1
+        self._made_another()
         self._version = self.flat._version
+
+    def _made_another(self) -> None:
+        self.made += 1
+        if self._used is not None:
+            self._used.record(torch.cuda.current_stream(self.flat.device))
 
     def begin_update(self) -> None:
         """Start with an empty sum of gradients, after the result of an update has been taken."""
@@ -292,7 +305,7 @@ class GradientFamily(_attach.Family):
             runtime.declare(self.process_set.process_set_id, bucket.name, self._config(bucket))
 
     def arrive(self, bucket: GradientBucket, scale: Scale = None) -> None:
-        """Arrive at a bucket with the gradients that it holds, divided by `scale`."""
+        """Arrive at a bucket with the gradients that were noted, divided by `scale`."""
         config = self._config(bucket)
         bucket.arrive(lambda wire: submit(wire, wire, bucket.name, self.process_set, config), scale)
 

@@ -1,4 +1,4 @@
-"""What the core must know of a tensor's device: whether it is supported, Horovod's number for it, its current stream."""
+"""What the core must know of a tensor's device: whether it is supported, Horovod's number for it, and its streams."""
 
 from __future__ import annotations
 
@@ -37,3 +37,9 @@ def stream_handle(device: torch.device) -> int:
     """Return CUDA's handle of PyTorch's current stream; 0 for the CPU. Raises RuntimeError during a graph capture."""
     refuse_capture(device)
     return 0 if device.type == "cpu" else int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def keep_for_stream(tensor: torch.Tensor) -> None:
+    """Let PyTorch not use the memory of a CUDA tensor again before the current stream is done with what it has queued."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))

@@ -13,6 +13,7 @@ from horovod_partial.merging import MergingPlan
 from horovod_partial.runtime.appliers import this_thread
 from horovod_partial.torch.ahead import ParametersAhead
 from horovod_partial.torch.buckets import GradientBucket
+from horovod_partial.torch.devices import keep_for_stream
 from horovod_partial.torch.micro_batches import evaluate
 from horovod_partial.torch.operations import runtime
 from horovod_partial.torch.round_applier import RoundApplier
@@ -226,6 +227,7 @@ class LateGradients(RoundApplier):
         (flats, steps), self._left = self._left, None
         for bucket, flat in zip(self.buckets, flats, strict=True):
             bucket.flat.copy_(flat)
+            keep_for_stream(flat)
             bucket.empty = False
         return self._show(True, steps=steps)
 
@@ -306,9 +308,10 @@ class LateGradients(RoundApplier):
         super().flush_optimizer(optimizer)
         # Without replay the policy has `missed="latest"`: apply only the newest missed result.
         if not self._replays and self._set.travels and self._set.is_current:
-            has_result = self._set.family.collect()
-            with self._gradients_kept():
-                if self._show(has_result, steps=0.0):  # 0 steps: schedules have counted this rank's own steps already
+            with self._outside_of_steps(), self._gradients_kept():
+                if self._show(
+                    self._set.family.collect(), steps=0.0
+                ):  # 0 steps: schedules have counted this rank's own steps already
                     self._apply_round(optimizer)
 
     @property

@@ -105,10 +105,14 @@ class RoundApplier(Exchange, ABC):
 
         At its beginning the host waits until the last step is done on the device, and at its end until the rounds are.
         """
-        for event in self._queued.values():
-            event.synchronize()
-        yield
-        self._note_queued()
+        self._wait_for_queued()
+        try:
+            yield
+        finally:
+            self._note_queued()
+            self._wait_for_queued()
+
+    def _wait_for_queued(self) -> None:
         for event in self._queued.values():
             event.synchronize()
 
@@ -137,8 +141,8 @@ class RoundApplier(Exchange, ABC):
             return
         with self._outside_of_steps(), self._gradients_kept():
             self._apply_all(optimizer)
-        if self.overflows and self._grad_scaler is not None:
-            self._grad_scaler.update()
+            if self.overflows and self._grad_scaler is not None:
+                self._grad_scaler.update()
 
     @contextmanager
     def _gradients_kept(self) -> Iterator[None]:
@@ -157,6 +161,7 @@ class RoundApplier(Exchange, ABC):
         super().succeed(before)
         assert isinstance(before, RoundApplier)
         self.overflows = before.overflows
+        self._queued = before._queued
         self.thread = before.thread
         self.synchronizes_in_step = before.synchronizes_in_step
 
