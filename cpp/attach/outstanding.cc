@@ -1,8 +1,24 @@
 #include "attach/outstanding.h"
 
+#include <optional>
+
 #include "attach/envelope.h"
 
 namespace horovod_partial::attach {
+namespace {
+
+// Calls `see` with each collective of Horovod's own that is outstanding, while Horovod's lock of it is held.
+template <class See>
+void ForEach(hvd::HorovodGlobalState& state, const See& see) {
+  for (const std::int32_t id : state.process_set_table.Ids()) {
+    auto& queue = QueueAccess::Of(*state.process_set_table.Get(id).controller);
+    std::lock_guard<std::mutex> lock(queue.mutex_);
+    for (const auto& row : queue.tensor_table_)
+      if (!IsOurs(row.first)) see(row);
+  }
+}
+
+}  // namespace
 
 std::string Outstanding::Find() {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -24,42 +40,24 @@ void Outstanding::Leave() {
 }
 
 Time OutstandingWatch::Since(hvd::HorovodGlobalState& state, Time now) {
-  bool still_there = false;
-  const hvd::TensorTable::value_type* other = nullptr;
   const auto watched = context_.lock();
-  for (const std::int32_t id : state.process_set_table.Ids()) {
-    auto& queue = QueueAccess::Of(*state.process_set_table.Get(id).controller);
-    std::lock_guard<std::mutex> lock(queue.mutex_);
-    for (const auto& row : queue.tensor_table_) {
-      if (IsOurs(row.first)) continue;
-      other = &row;
-      still_there = still_there || (row.first == name_ && row.second.context == watched);
-    }
-    if (!still_there && other != nullptr) {
-      name_ = other->first;
-      context_ = other->second.context;
-      since_ = now;
-      ++changes_;
-      return now;
-    }
-  }
-  if (!still_there) {
-    changes_ += name_.empty() ? 0 : 1;
-    name_.clear();
-    context_.reset();
-    since_ = kNever;
-  }
+  bool still_there = false;
+  std::optional<PossibleArrivals::Collective> other;
+  ForEach(state, [&](const hvd::TensorTable::value_type& row) {
+    if (row.first == name_ && row.second.context == watched) still_there = true;
+    if (!other) other = {row.first, row.second.context};
+  });
+  if (still_there || (name_.empty() && !other)) return since_;
+  name_ = other ? other->name : "";
+  context_ = other ? other->context : std::weak_ptr<const void>();
+  since_ = other ? now : kNever;
+  ++changes_;
   return since_;
 }
 
 std::vector<PossibleArrivals::Collective> OutstandingWatch::All(hvd::HorovodGlobalState& state) {
   std::vector<PossibleArrivals::Collective> outstanding;
-  for (const std::int32_t id : state.process_set_table.Ids()) {
-    auto& queue = QueueAccess::Of(*state.process_set_table.Get(id).controller);
-    std::lock_guard<std::mutex> lock(queue.mutex_);
-    for (const auto& row : queue.tensor_table_)
-      if (!IsOurs(row.first)) outstanding.push_back({row.first, row.second.context});
-  }
+  ForEach(state, [&](const auto& row) { outstanding.push_back({row.first, row.second.context}); });
   return outstanding;
 }
 

@@ -48,8 +48,8 @@ class OutstandingWatch {
   std::uint64_t changes() const { return changes_; }
 
  private:
-  std::string name_;                       // the name of the watched collective; empty if none is watched
-  std::weak_ptr<hvd::OpContext> context_;  // a later collective of the name has another; null for a barrier
+  std::string name_;                   // the name of the watched collective; empty if none is watched
+  std::weak_ptr<const void> context_;  // a later collective of the name has another; null for a barrier
   Time since_ = kNever;
   std::atomic<std::uint64_t> changes_{0};
 };
