@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -63,18 +63,29 @@ def skew(rounds: int) -> dict[str, float]:
     """On every rank: mean seconds of a round under each policy, with every rank later than the one before."""
     delays = harness.LinearSkew(hvd.size(), SKEW_SECONDS)
     tensor = torch.ones(SKEW_BYTES // 4)
-    seconds: dict[str, list[float]] = {name: [] for name in SKEWED}
+    turns = []
     for index in range(WARM_UP + rounds):
         harness.progress("latency, skew", index, WARM_UP + rounds)
-        for name in harness.in_turn(SKEWED, index):
-            steps_torch.barrier()
-            delays.serve(hvd.rank(), index)
-            start = time.perf_counter()
-            hvd.partial_allreduce_(tensor, name=f"skew.{name}", sync=SKEWED[name])
-            if index >= WARM_UP:
-                seconds[name].append(time.perf_counter() - start)
-    means = steps_torch.mean_over_ranks(list(seconds.values()), "skew.seconds")
-    return {name: statistics.fmean(row) for name, row in zip(seconds, means, strict=True)}
+        turns.append(turn_under_skew("skew", tensor, delays, index))
+    return means_of_turns(turns[WARM_UP:], "skew.seconds")
+
+
+def turn_under_skew(prefix: str, tensor: torch.Tensor, delays: harness.Delays, index: int) -> dict[str, float]:
+    """On every rank: the seconds of a round under each policy, behind a barrier and a delay. Buckets are `prefix.policy`."""
+    seconds = {}
+    for name in harness.in_turn(SKEWED, index):
+        steps_torch.barrier()
+        delays.serve(hvd.rank(), index)
+        start = time.perf_counter()
+        hvd.partial_allreduce_(tensor, name=f"{prefix}.{name}", sync=SKEWED[name])
+        seconds[name] = time.perf_counter() - start
+    return seconds
+
+
+def means_of_turns(turns: Sequence[dict[str, float]], name: str) -> dict[str, float]:
+    """On every rank: means over the turns and the ranks, by policy."""
+    means = steps_torch.mean_over_ranks([[turn[policy] for turn in turns] for policy in SKEWED], name)
+    return {policy: statistics.fmean(row) for policy, row in zip(SKEWED, means, strict=True)}
 
 
 def main() -> None:

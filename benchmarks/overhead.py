@@ -5,9 +5,11 @@
 Every arm has its own copy of the parameters, and its gradients come from a backward that does next to nothing. In
 PyTorch all are optimizers; in TensorFlow ours are optimizers of Keras in the step of `model.fit`, and Horovod's is its
 tape (harness/steps_*.py). The arms take turns in blocks of a few steps, each behind a barrier. In six turns each arm has
-had every place and has followed every other arm once (harness/alternating.py). Horovod is there twice: where its two arms differ by more than 2 % the figures mean nothing. A ratio is that of
-an arm's median to the median of both of them. Under a policy that closes rounds without some ranks, the number of rounds
-may differ from the number of steps. So the benchmark reports rounds per step, and how often a rank was missing from a round.
+had every place and has followed every other arm once (harness/alternating.py). A figure is the geometric mean, over the
+turns, of an arm's time over that of Horovod, with its 95 % interval (Student's t). Horovod is there twice, and its time in
+a turn is the mean of both. Where 1 is outside of the interval of one over the other, more than chance makes them differ,
+and the figures mean nothing. Under a policy that closes rounds without some ranks, the number of rounds may differ from
+the number of steps. So the benchmark reports rounds per step, and how often a rank was missing from a round.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import harness
-from harness import shapes
+from harness import ratios, shapes
 
 OURS = ("full", "quorum of all", "majority", "solo")
-VALID = (0.98, 1.02)  # for Horovod against Horovod
+SHORTER = {"resnet50": 1, "small": 5}  # times; blocks of short steps have as many more
 QUICK_SECONDS = 10.0  # for a set of shapes
 
 
@@ -34,7 +36,7 @@ def measure(module: str, steps: int, block: int, seconds: float | None) -> Itera
         buckets = {name: first_step(step, own) for name, step in arms.items()}
         stage = f"overhead, {shape_set}"
         measured["seconds"][shape_set] = harness.alternate(
-            stage, arms, own, blocks=-(-steps // block), block=block, seconds=seconds
+            stage, arms, own, blocks=-(-steps // block), block=SHORTER[shape_set] * block, seconds=seconds
         )
         stats = own.bucket_stats()
         measured["counts"][shape_set] = {
@@ -62,8 +64,13 @@ def counts(stats: list[dict[str, Any]]) -> dict[str, float]:
 def main() -> None:
     parser = harness.arguments(__doc__, ranks=4, device=True)
     parser.add_argument("--framework", choices=("torch", "tensorflow"), default="torch", help="whose optimizers")
-    parser.add_argument("--steps", type=int, default=200, help="of each arm")
-    parser.add_argument("--block", type=int, default=4, help="steps that an arm takes in a row")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=200,
+        help="of each arm with ResNet-50's tensors; small ones have five times as many",
+    )
+    parser.add_argument("--block", type=int, default=4, help="steps that an arm takes in a row, likewise")
     options = parser.parse_args()
     if options.framework != "torch" and options.device != "cpu":
         parser.error("--device is for --framework torch")
@@ -84,33 +91,29 @@ def main() -> None:
     )
     figures = figures_of(measured)
     rows = []
-    for shape_set, by_arm in figures["milliseconds"].items():
+    for shape_set, milliseconds in figures["milliseconds"].items():
         void = "void" if figures["void"][shape_set] else ""
-        for name, milliseconds in by_arm.items():
-            ratio = milliseconds / figures["horovod_milliseconds"][shape_set]
+        for name, ratio in figures[shape_set].items():
             counted = figures["counts"][shape_set].get(name)
             told = [f"{counted['rounds by step']:.2f}", f"{counted['missing']:.1%}"] if counted else ["", ""]
-            rows.append([shape_set, name, f"{milliseconds:.2f}", f"{ratio:.3f}", *told, void])
+            rows.append([shape_set, name, f"{milliseconds[name]:.2f}", *ratios.shown(ratio), *told, void])
     harness.print_table(
         f"Step time without compute in {options.framework}, {options.ranks} ranks over {options.transport}",
-        ["shapes", "optimizer", "ms", "over Horovod", "rounds by step", "missing", ""],
+        ["shapes", "optimizer", "ms", "over Horovod", "95 % interval", "rounds by step", "missing", ""],
         rows,
     )
 
 
 def figures_of(measured: dict[str, Any]) -> dict[str, Any]:
     """The figures of the sets of shapes that have been measured."""
-    figures: dict[str, Any] = {"horovod_over_horovod": {}, "void": {}, "milliseconds": {}, "horovod_milliseconds": {}}
-    figures["counts"] = measured["counts"]
+    figures: dict[str, Any] = {**measured, "void": {}, "milliseconds": {}}
     for shape_set, seconds in measured["seconds"].items():
-        medians = {name: statistics.median(values) for name, values in seconds.items()}
-        horovod = statistics.median(seconds["horovod"] + seconds["horovod_again"])
-        control = medians["horovod_again"] / medians["horovod"]
-        figures[shape_set] = {name: medians[name] / horovod for name in OURS}
-        figures["horovod_over_horovod"][shape_set] = control
-        figures["void"][shape_set] = not VALID[0] <= control <= VALID[1]
-        figures["milliseconds"][shape_set] = {name: 1e3 * median for name, median in medians.items()}
-        figures["horovod_milliseconds"][shape_set] = 1e3 * horovod
+        horovod = [statistics.fmean(both) for both in zip(seconds["horovod"], seconds["horovod_again"], strict=True)]
+        control = ratios.with_interval(seconds["horovod_again"], seconds["horovod"])
+        ours = {name: ratios.with_interval(seconds[name], horovod) for name in OURS}
+        figures[shape_set] = {"horovod_again": control, **ours}
+        figures["void"][shape_set] = not control["low"] <= 1 <= control["high"]
+        figures["milliseconds"][shape_set] = {name: 1e3 * statistics.median(of) for name, of in seconds.items()}
     return figures
 
 

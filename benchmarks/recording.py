@@ -10,7 +10,6 @@ pairs' ratios, with its 95 % interval (Student's t). What a recording takes on t
 from __future__ import annotations
 
 import importlib
-import math
 import shutil
 import statistics
 import tempfile
@@ -19,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from harness import shapes
-from scipy import stats
+from harness import ratios, shapes
 
 POLICIES = ("full", "majority")
 
@@ -74,14 +72,6 @@ def measure(what: str, module: str, front_end: str, pairs: int, steps: dict[str,
     return found
 
 
-def interval(ratios: list[float]) -> tuple[float, float, float]:
-    """The geometric mean of ratios, and its 95 % interval."""
-    logs = [math.log(ratio) for ratio in ratios]
-    mean = statistics.fmean(logs)
-    half = float(stats.t.ppf(0.975, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
-    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
-
-
 def main() -> None:
     parser = harness.arguments(__doc__, ranks=4)
     parser.add_argument("--what", choices=("recording", "watch"), default="recording", help="what is measured")
@@ -111,13 +101,10 @@ def main() -> None:
     }
     rows = []
     for name, found in measured.items():
-        ratios = [on / off for on, off in zip(found["on"], found["off"], strict=True)]
-        mean, low, high = interval(ratios)
-        figures[name] = {"ratio": mean, "low": low, "high": high, **found}
+        ratio = ratios.with_interval(found["on"], found["off"])
+        figures[name] = {**ratio, **found}
         milliseconds = f"{1e3 * statistics.median(found['off']):.2f}"
-        rows.append(
-            [name, milliseconds, f"{mean:.3f}", f"{low:.3f} to {high:.3f}", f"{found['bytes_per_step'] / 1e3:.2f}"]
-        )
+        rows.append([name, milliseconds, *ratios.shown(ratio), f"{found['bytes_per_step'] / 1e3:.2f}"])
     title = f"Step time with a {options.what} over that without, {framework}, {options.ranks} ranks over "
     columns = ["shapes, policy", "ms without", "ratio", "95 % interval", "kB a step of rank 0"]
     harness.print_table(f"{title}{options.transport}, {options.pairs} pairs", columns, rows)

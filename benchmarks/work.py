@@ -134,7 +134,7 @@ PROGRAMS = {
         options=("--passes", "4", "--delay-ms", "20", "--steps", "150"),
     ),
     # WAGMA-SGD's paper has reinforcement learning, too.
-    "ppo": Program("ppo", (*GRADIENTS, "solo+latest", "group_average"), (0.001, 0.002, 0.004, 0.008)),
+    "ppo": Program("ppo", (*GRADIENTS, "solo+latest", "group_average"), (0.001, 0.002, 0.004, 0.008, 0.016)),
     # Convex, as WP-SGD wants it.
     "svm": Program("svm", (*GRADIENTS, "solo+latest", "weighted_average"), (2e-4, 4e-4, 8e-4, 1.6e-3)),
     # One rank is always slower: P-Reduce's case.

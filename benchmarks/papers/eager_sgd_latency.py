@@ -35,20 +35,15 @@ def measure(sizes: list[int], rounds: int) -> dict[str, Any]:
     active: dict[str, Counter[int]] = {name: Counter() for name in latency.SKEWED}
     for index, size in enumerate(sizes):
         harness.progress("latency under skew", index, len(sizes))
-        tensor = torch.ones(size // 4)
-        operations = {
-            name: partial(hvd.partial_allreduce_, tensor, name=f"fig9.{name}.{size}", sync=policy)
-            for name, policy in latency.SKEWED.items()
-        }
+        turn = partial(latency.turn_under_skew, f"fig9.{size}", torch.ones(size // 4), delays)
         for number in range(SETTLING):
-            latency.take_turns(operations, number, delays)
+            turn(number)
         before = hvd.partial_stats()
-        seconds = [latency.take_turns(operations, number, delays) for number in range(rounds)]
+        turns = [turn(number) for number in range(rounds)]
         after = hvd.partial_stats()
-        for name in operations:
-            bucket = f"fig9.{name}.{size}"
-            means = latency.mean_over_ranks([turn[name] for turn in seconds], f"{bucket}.seconds")
-            milliseconds[name][str(size)] = 1e3 * statistics.fmean(means)
+        for name, seconds in latency.means_of_turns(turns, f"fig9.{size}.seconds").items():
+            bucket = f"fig9.{size}.{name}"
+            milliseconds[name][str(size)] = 1e3 * seconds
             if bucket in after:  # Full has no rounds
                 active[name].update(after[bucket]["fresh_histogram"])
                 active[name].subtract(before[bucket]["fresh_histogram"])
