@@ -73,6 +73,11 @@ def span(numbers: Iterable[float], digits: int = 2, times: float = 1.0) -> str:
     return f"{fixed(min(known), digits)} to {fixed(max(known), digits)}"
 
 
+def interval(of: Mapping[str, float]) -> str:
+    """Of a ratio: with its 95 % interval."""
+    return f"{fixed(of['ratio'])} ({span([of['low'], of['high']])})"
+
+
 def every(of: Iterable[Mapping[str, Any]], *names: str) -> list[Any]:
     """What has one of the names in any of these; of a list all that is in it. Each name is in one of these, or more."""
     ones = list(of)
@@ -178,6 +183,7 @@ FILTERS = {
     "percent": percent,
     "span": span,
     "every": every,
+    "interval": interval,
     "command": command,
     "not_quiet": not_quiet,
     "number": "{:,g}".format,

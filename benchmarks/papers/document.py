@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from experiment import Experiment, Paper, Row
 
@@ -60,10 +59,10 @@ def _experiment(experiment: Experiment) -> str:
     kept = experiment.load()
     if kept is None:
         return f"{head} Not run yet.\n"
-    rows, verdict, about = kept
+    rows, verdict, busy = kept
     parts = [f"{head} {verdict}".rstrip() + "\n"]
-    if any(row.how == "measured" for row in rows):
-        parts += _doubts(about)
+    if busy and any(row.how == "measured" for row in rows):
+        parts.append("**Not quiet:** other programs ran beside this experiment when it began.\n")
     for columns in experiment.grids:
         placed = {row.quantity: place for row in rows if (place := _place(row.quantity, columns))}
         parts.append(_grid(columns, [(*placed[row.quantity], row) for row in rows if row.quantity in placed]))
@@ -74,15 +73,6 @@ def _experiment(experiment: Experiment) -> str:
     elif rows:
         parts.append(" ".join(f"{row.how.capitalize()}, {row.quantity}: {_figure(row)}." for row in rows) + "\n")
     return "\n".join(parts)
-
-
-def _doubts(about: Mapping[str, Any] | None) -> list[str]:
-    """What a reader of measured figures should know of the machine and the sources that they come from."""
-    if about is None:
-        return ["**Commit not stored.** Whether other programs ran beside this experiment is not known.\n"]
-    if about["busy"]:
-        return ["**Not quiet:** other programs ran beside this experiment when it began.\n"]
-    return []
 
 
 def _place(quantity: str, columns: Sequence[str]) -> tuple[str, str] | None:

@@ -113,12 +113,12 @@ class Experiment:
         rows = [asdict(row) for row in outcome.rows]
         harness.write_json(self.file, {"rows": rows, "verdict": outcome.verdict, "measured": outcome.measured})
 
-    def load(self) -> tuple[list[Row], str, dict[str, Any] | None] | None:
-        """The rows, the verdict, and where they come from, if the file says it; None if it has not run yet."""
+    def load(self) -> tuple[list[Row], str, bool] | None:
+        """The rows, the verdict, and whether the machine was busy; None if it has not run yet."""
         if not self.file.exists():
             return None
         kept = json.loads(self.file.read_text())
-        return [Row(**row) for row in kept["rows"]], kept["verdict"], kept.get("about")
+        return [Row(**row) for row in kept["rows"]], kept["verdict"], kept["about"]["busy"]
 
 
 @dataclass(frozen=True)

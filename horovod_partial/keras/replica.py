@@ -40,13 +40,13 @@ class ReplicaOfVariables:
 
     def __init__(self, variables: list[Any], optimizer: Any) -> None:
         self._optimizer = optimizer  # this reference keeps the optimizer, and so its buckets, alive while ranks compare
-        self._variables = variables
         # Each rank has its own accumulated gradients. All other variables of the optimizer must be equal, unless each rank
         # trains local variables of its own. Keras does not tell which state belongs to those, so compare no state then.
         own = {id(variable) for variable in getattr(optimizer, "_accumulated_gradients", ())}
-        has_local = bool(getattr(getattr(optimizer, "_horovod", None), "local", ()))
-        state = [] if has_local else [variable for variable in variables_of(optimizer) if id(variable) not in own]
-        everything = {"weight": variables, "optimizer's variable": state}
+        local = {id(backend.native(variable)) for variable in getattr(getattr(optimizer, "_horovod", None), "local", ())}
+        state = [] if local else [variable for variable in variables_of(optimizer) if id(variable) not in own]
+        weights = [variable for variable in variables if id(backend.native(variable)) not in local]
+        everything = {"weight": weights, "optimizer's variable": state}
         # Keras numbers all layers of a process, so paths of variables may differ between ranks. Remove the numbers.
         self._named: dict[Key, Any] = {
             (kind, index, re.sub(r"_\d+", "", variable.path)): variable
@@ -61,7 +61,7 @@ class ReplicaOfVariables:
         return {key: (str(variable.dtype), tuple(variable.shape)) for key, variable in self._named.items()}
 
     def is_finite(self) -> bool:
-        values = (keras.ops.convert_to_numpy(variable) for variable in self._variables)
+        values = (keras.ops.convert_to_numpy(of) for (kind, *_), of in self._named.items() if kind == "weight")
         return all(bool(np.isfinite(np.asarray(value, np.float64)).all()) for value in values)
 
     def write(self, arrays: Mapping[Key, Array], numbers: Mapping[Key, Any]) -> dict[Key, float]:
@@ -85,8 +85,8 @@ def assert_replicas_equal(model: keras.Model, optimizer: Any = None) -> None:
     """Compare trainable weights, and the optimizer's variables, over all ranks, bit for bit; every rank must call this.
 
     The comparison costs a hash of each variable and one small collective. Call `optimizer.flush()` before. Weights that
-    are not trainable, such as the moving averages of BatchNorm, and accumulated gradients are not compared, because
-    each rank has its own. Only for eager code.
+    are not trainable, such as the moving averages of BatchNorm, local layers, and accumulated gradients are not compared,
+    because each rank has its own. With local layers no other variable of the optimizer is compared. Only for eager code.
 
     Args:
         model: the model whose trainable weights are compared.

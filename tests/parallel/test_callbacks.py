@@ -489,5 +489,9 @@ def test_local_layers_are_left_alone(world: World, sync: str) -> None:
     world.same(values(model.layers[0].weights))
     heads = world.gather(values(model.layers[-1].weights))
     assert all(one != other for head in heads[1:] for one, other in zip(head, heads[0], strict=True))
+    hvd.assert_replicas_equal(model, optimizer)
+    model.layers[0].bias.assign_add([float(world.rank)] * model.layers[0].bias.shape[0])
+    with pytest.raises(AssertionError, match="replicas differ in 1 of"):
+        hvd.assert_replicas_equal(model, optimizer)
     with pytest.raises(ValueError, match="local_layers must be"):
         hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=["dense"])
