@@ -3,10 +3,10 @@
     .venv/bin/python benchmarks/gpu_profile.py [--load transformer] [--device cpu --smoke] [--json FILE]
 
 A load is the gradients of ResNet-50, or 200 small ones, from a backward that does next to nothing; or the Transformer of
-gpu_training.py. All ranks share the GPU. The arms take turns in blocks of a few rounds, in balanced orders,
-each behind a barrier. There are clocks around the parts of each step, and rank 0 writes Horovod's timeline. So the figures are
-those of rank 0, and medians over its steps: how often a part came in a step, how long all of it took, and when it first
-began and last ended, in milliseconds since the step began. They are written after each block of each arm.
+gpu_training.py. All ranks share the GPU. The arms take turns in blocks of a few rounds, in balanced orders, each behind a
+barrier. There are clocks around the parts of each step, and rank 0 writes Horovod's timeline. So the figures are those of
+rank 0, and medians over its steps: how often a part came in a step, how long all of it took, and when it first began and
+last ended, in milliseconds since the step began. They are written after each block of each arm.
 
     forward    behind zero_grad
     backward   all hooks are in it

@@ -43,7 +43,8 @@ class ReplicaOfVariables:
         # Each rank has its own accumulated gradients. All other variables of the optimizer must be equal, unless each rank
         # trains local variables of its own. Keras does not tell which state belongs to those, so compare no state then.
         own = {id(variable) for variable in getattr(optimizer, "_accumulated_gradients", ())}
-        local = {id(backend.native(variable)) for variable in getattr(getattr(optimizer, "_horovod", None), "local", ())}
+        registered = getattr(getattr(optimizer, "_horovod", None), "local", ())
+        local = {id(backend.native(variable)) for variable in registered}
         state = [] if local else [variable for variable in variables_of(optimizer) if id(variable) not in own]
         weights = [variable for variable in variables if id(backend.native(variable)) not in local]
         everything = {"weight": weights, "optimizer's variable": state}
