@@ -309,9 +309,8 @@ class LateGradients(RoundApplier):
         # Without replay the policy has `missed="latest"`: apply only the newest missed result.
         if not self._replays and self._set.travels and self._set.is_current:
             with self._outside_of_steps(), self._gradients_kept():
-                if self._show(
-                    self._set.family.collect(), steps=0.0
-                ):  # 0 steps: schedules have counted this rank's own steps already
+                # 0 steps: schedules have counted this rank's own steps already
+                if self._show(self._set.family.collect(), steps=0.0):
                     self._apply_round(optimizer)
 
     @property

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -328,17 +328,26 @@ def test_several_local_ranks_on_one_device(world: World, policy: str) -> None:
 
 @on_cuda
 @policies
-def test_steps_on_a_side_stream(world: World, policy: str) -> None:
-    """Everything but the flush is queued there, by a Python that is far ahead of the GPU."""
+@pytest.mark.parametrize("number_of_streams", [1, 2])
+def test_steps_on_a_side_stream(world: World, policy: str, number_of_streams: int) -> None:
+    """Steps are queued there, by a Python that is far ahead of the GPU. The flush, on another stream, waits for them."""
     model, side = make_model(), torch.cuda.Stream()
+    first = torch.cuda.Stream() if number_of_streams == 2 else side  # of the first layer
     optimizer = wrap(model, policy)
     side.wait_stream(torch.cuda.current_stream())
+
+    def output(x: torch.Tensor) -> torch.Tensor:
+        first.wait_stream(side)
+        with torch.cuda.stream(first):
+            hidden = model[0](x)
+        side.wait_stream(first)
+        return cast(torch.Tensor, model[1:](hidden))
+
     with torch.cuda.stream(side):
         for number in with_a_late_rank(world, policy):
             x, y = batch(world.rank, number)
             torch.cuda._sleep(CYCLES)
-            take_step(optimizer, lambda x=x, y=y: loss_of(model, x, y))
-    torch.cuda.current_stream().wait_stream(side)
+            take_step(optimizer, lambda x=x, y=y: loss_of(output, x, y))
     result = check(world, policy, model, optimizer)
     if policy == EVERYBODY:
         assert result == pytest.approx(train_plainly(world), abs=1e-4)
@@ -490,7 +499,7 @@ def test_micro_batches_end_on_the_device(world: World) -> None:
     made = 0
     while optimizer.rounds < updates:
         compute(seconds * (10 if world.rank == 0 else 1))
-        take_step(optimizer, weight.sum())
+        take_step(optimizer, weight.sum)
         made += 1
     optimizer.flush()
     assert weight.tolist() == [-passes * world.size * updates] * 3
