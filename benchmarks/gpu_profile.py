@@ -10,9 +10,8 @@ last ended, in milliseconds since the step began. They are written after each bl
 
     forward    behind zero_grad
     backward   all hooks are in it
-    hook       of a gradient, with `submit` if it was the bucket's last
-    submit     of a contribution: ours is copied into its bucket; it is compressed, an event is recorded, and Horovod or the
-               core is told
+    hook       of a gradient: the copy into the bucket, and `submit` if it was the bucket's last
+    submit     of a contribution: it is compressed, an event is recorded, and Horovod or the core is told
     negotiate  from the first report of a rank to the decision; before that the device computes the contribution
     queue      from there to the reduction: it is queued, waits for the device, and is copied into the fusion buffer
     reduce     the reduction; on a GPU Horovod has seen its event then

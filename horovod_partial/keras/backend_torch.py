@@ -189,7 +189,7 @@ class SharedGradients:
         by_parameter = dict(zip(self._buckets.parameters, gradients, strict=True))
         for bucket in reversed(self._sums):
             for parameter in bucket.parameters:
-                bucket.put(parameter, by_parameter[parameter])
+                bucket.add(parameter, by_parameter[parameter], 1.0)
             if arrives:
                 self.family.arrive(bucket)
             else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -15,7 +14,6 @@ from horovod_partial.torch.devices import check_device, device_number, stream_ha
 from horovod_partial.torch.operations import PartialHandle, config_of, runtime, submit, wire_dtype
 
 Scale: TypeAlias = float | torch.Tensor | None  # by what gradients are divided before they travel; None for nothing
-Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]  # where a gradient belongs, and the gradient
 
 
 class Widened:
@@ -33,11 +31,11 @@ class Widened:
 class GradientBucket:
     """A bucket: gradients of one dtype in one flat tensor, in the order in which backward computes them.
 
-    `take` notes each gradient, and `arrive` copies all of them into the flat tensor by one operation, because on a GPU
-    the start of an operation takes longer than most copies. After `lend` each parameter's `grad` is a view of the flat
-    tensor, so a round's result needs no copy back. All parameters are on one device. Ranks compare `members` (texts of
-    `bucket_config.member`) in round 0, and errors name them. If `options.unscaled`, gradients travel without their loss
-    scale. Float16 travels as float32 then, because small gradients would become 0 in float16.
+    After `take` a parameter's `grad` is a view of the flat tensor, so a round's result needs no copy back. If `grad`
+    was None before backward, backward has made a new tensor, and `take` copies it. All parameters are on one device.
+    Ranks compare `members` (texts of `bucket_config.member`) in round 0, and errors name them. If `options.unscaled`,
+    gradients travel without their loss scale. Float16 travels as float32 then, because small gradients would become 0
+    in float16.
     """
 
     def __init__(
@@ -68,8 +66,7 @@ class GradientBucket:
         self.had_late = False  # whether this rank was late for the last round, or the round had a late gradient
         self.wire = self.flat  # the tensor that Horovod reduces: `flat`, or a compressed copy of it
         self._sparse: set[torch.nn.Parameter] = set()
-        # The gradients that `arrive` will copy, each with the CUDA stream that computes it; None on the CPU.
-        self._noted: dict[torch.nn.Parameter, tuple[torch.cuda.Stream | None, torch.Tensor | None]] = {}
+        self._streams: set[torch.cuda.Stream] = set()  # the CUDA streams on which gradients were put into the bucket
         self._context: Any = None
         self._version = 0  # PyTorch's version counter of the flat tensor at the arrival
         # What `watch` has noted: the version counter of `flat`, and a copy of `flat` or None. None before `watch`.
@@ -84,52 +81,41 @@ class GradientBucket:
             offset += parameter.numel()
         return views
 
-    def _stream(self) -> torch.cuda.Stream | None:
-        return torch.cuda.current_stream(self.flat.device) if self.flat.is_cuda else None
+    def put(self, parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
+        """Copy a parameter's gradient into the bucket, unless it lies there already. None counts as zeros."""
+        self._follow_stream()
+        view = self.views[parameter]
+        if gradient is None:
+            view.zero_()
+        elif gradient.is_sparse:
+            view.copy_(gradient.detach().to_dense())
+        elif gradient.data_ptr() != view.data_ptr():
+            view.copy_(gradient.detach())  # leave out the autograd graph that gradients have with `create_graph=True`
 
-    def put(self, parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> bool:
-        """Note a parameter's gradient; None counts as zeros. Returns whether the bucket has all gradients."""
-        if gradient is not None:
-            gradient = gradient.detach()  # leave out the autograd graph that gradients have with `create_graph=True`
-            gradient = gradient.to_dense() if gradient.is_sparse else gradient
-        self._noted[parameter] = self._stream(), gradient
+    def _follow_stream(self) -> None:
+        """Let `arrive` wait for what is put into the bucket on the current CUDA stream."""
+        if self.flat.is_cuda:
+            self._streams.add(torch.cuda.current_stream(self.flat.device))
+
+    def take(self, parameter: torch.nn.Parameter) -> bool:
+        """Move a parameter's `grad` into the bucket; None counts as zeros. Returns whether the bucket is complete."""
+        gradient = parameter.grad
+        self.put(parameter, gradient)
+        if gradient is not None and gradient.is_sparse:
+            self._sparse.add(parameter)
+        parameter.grad = self.views[parameter]
         self.missing.discard(parameter)
         return not self.missing
 
-    def take(self, parameter: torch.nn.Parameter) -> bool:
-        """Note a parameter's `grad`, and whether it is sparse. Returns whether the bucket has all gradients."""
-        if parameter.grad is not None and parameter.grad.is_sparse:
-            self._sparse.add(parameter)
-        return self.put(parameter, parameter.grad)
-
-    def _write(self, write: Callable[[list[Pair]], None]) -> None:
-        """Call `write` with the noted gradients: on the CUDA stream that computes them, and once for each stream."""
-        current = self._stream()
-        by_stream: dict[torch.cuda.Stream | None, list[Pair]] = {}
-        for parameter, (stream, gradient) in self._noted.items():
-            by_stream.setdefault(stream, []).append((self.views[parameter], gradient))
-        for stream, pairs in by_stream.items():
-            if stream is None or current is None or stream == current:
-                write(pairs)
-            else:
-                stream.wait_stream(current)  # the program may have changed these gradients there
-                with torch.cuda.stream(stream):
-                    write(pairs)
-                current.wait_stream(stream)
-        self._noted.clear()
-
-    def lend(self) -> None:
-        """Set each parameter's `grad` to its view of the bucket."""
-        for parameter, view in self.views.items():
-            parameter.grad = view
-
     def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: Scale = None) -> None:
-        """Copy the noted gradients, compress them, divide them by `scale`, and call `start` with them.
+        """Compress the gradients, divide them by `scale`, and call `start` with them.
 
         Compression may change only the dtype. Gradients with a scale never travel in float16, so they are divided in the
         dtype that travels.
         """
-        self._write(_copy)
+        for stream in self._streams:  # wait for copies of gradients, which run on the CUDA streams of forward passes
+            torch.cuda.current_stream(self.flat.device).wait_stream(stream)
+        self._streams.clear()
         wire, self._context = self.compression.compress(self.flat)
         if wire.shape != self.flat.shape or not wire.is_contiguous() or wire.dtype != self.wire_dtype:
             raise ValueError(
@@ -191,7 +177,7 @@ class GradientBucket:
 
     @property
     def is_begun(self) -> bool:
-        """Whether some gradients of this step have been noted."""
+        """Whether some gradients of this step are in the bucket."""
         return len(self.missing) < len(self.parameters)
 
     @property
@@ -212,7 +198,6 @@ class GradientBucket:
     def reset(self) -> None:
         """Expect new gradients of all parameters, for the next step, and forget what `watch` has noted."""
         self.missing = set(self.parameters)
-        self._noted.clear()
         self.watched = None
 
 
@@ -231,31 +216,37 @@ class MicroBatchBucket(GradientBucket):
         if self.wire_dtype != self.flat.dtype:
             self.wire = torch.empty_like(self.flat, dtype=self.wire_dtype)
 
-    def _add(self, scale: Scale) -> None:
-        """Add the gradients that `put` has noted, divided by `scale` in the dtype of the gradients, to the sum."""
-        if self._used is not None:
-            torch.cuda.current_stream(self.flat.device).wait_event(self._used)
-        if self.made > 0:
-            self._write(partial(_add, alpha=1.0 if scale is None else 1.0 / float(scale)))
-            return
-        self._write(_copy)
-        if scale is not None:
-            self.flat.div_(scale)
+    def _follow_stream(self) -> None:
+        if self._used is not None and (stream := torch.cuda.current_stream(self.flat.device)) not in self._streams:
+            stream.wait_event(self._used)
+        super()._follow_stream()
+
+    def add(self, parameter: torch.nn.Parameter, gradient: torch.Tensor | None, scale: float) -> bool:
+        """Add a gradient, divided by `scale`, to the sum; None is zeros. Returns whether all gradients are in."""
+        view = self.views[parameter]
+        if self.made == 0:
+            self.put(parameter, gradient)
+            if scale != 1.0:
+                view.div_(scale)
+        elif gradient is not None:
+            self._follow_stream()
+            dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
+            view.add_(dense, alpha=1.0 / scale)
+        self.missing.discard(parameter)
+        return not self.missing
 
     def arrive(self, start: Callable[[torch.Tensor], PartialHandle], scale: Scale = None) -> None:
         """Arrive with the sum of this rank's gradients in the open update. Call this once in each micro-batch."""
         if self.handle is not None and self.handle.poll():
             # No update ends before this rank's micro-batch. So an operation that has ended has failed: raise its error.
             self.handle.synchronize()
-        self._add(scale)
         wire = self.wire
-        super().arrive(lambda packed: start(_into(wire, packed)))
+        super().arrive(lambda packed: start(_into(wire, packed)), scale)
         self.wire = wire
         self._made_another()
 
-    def stay(self, scale: Scale = None) -> None:
+    def stay(self) -> None:
         """Count a micro-batch whose gradients stay on this rank, because there are no other ranks."""
-        self._add(scale)
         self._made_another()
         self._version = self.flat._version
 
@@ -305,7 +296,7 @@ class GradientFamily(_attach.Family):
             runtime.declare(self.process_set.process_set_id, bucket.name, self._config(bucket))
 
     def arrive(self, bucket: GradientBucket, scale: Scale = None) -> None:
-        """Arrive at a bucket with the gradients that were noted, divided by `scale`."""
+        """Arrive at a bucket with the gradients that it holds, divided by `scale`."""
         config = self._config(bucket)
         bucket.arrive(lambda wire: submit(wire, wire, bucket.name, self.process_set, config), scale)
 
@@ -366,24 +357,6 @@ class GradientFamily(_attach.Family):
         """Forget arrivals that have failed, and arrivals that will fail because Horovod shuts down."""
         for bucket in self.buckets:
             bucket.abandon()
-
-
-def _copy(pairs: list[Pair]) -> None:
-    """Copy gradients to where they belong, unless they lie there already. None counts as zeros."""
-    absent = [view for view, gradient in pairs if gradient is None]
-    there = [(view, gradient) for view, gradient in pairs if gradient is not None]
-    moved = [(view, gradient) for view, gradient in there if gradient.data_ptr() != view.data_ptr()]
-    if absent:
-        torch._foreach_zero_(absent)
-    if moved:
-        torch._foreach_copy_([view for view, _ in moved], [gradient for _, gradient in moved])
-
-
-def _add(pairs: list[Pair], alpha: float) -> None:
-    """Add gradients, multiplied by `alpha`, to what lies where they belong. None counts as zeros."""
-    there = [(view, gradient) for view, gradient in pairs if gradient is not None]
-    if there:
-        torch._foreach_add_([view for view, _ in there], [gradient for _, gradient in there], alpha=alpha)
 
 
 def _into(wire: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:

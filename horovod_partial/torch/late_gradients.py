@@ -165,7 +165,6 @@ class LateGradients(RoundApplier):
 
     def _arrive(self, bucket: GradientBucket) -> None:
         self._set.family.arrive(bucket, self._scale_on(bucket.flat.device) if self.unscales else None)
-        bucket.lend()
 
     def _scale_on(self, device: torch.device) -> torch.Tensor:
         """Return the present scale of the GradScaler. (Its `get_scale` would make the host wait for a GPU.)"""

@@ -33,7 +33,7 @@ class SharedGradients(RoundApplier):
         self.work = SharedWork(runtime, self.process_set, self._passes, self)
         self.work.is_alone = not self._set.travels
         self._applied = 0  # how many updates have been applied since the end of the last step
-        self._scale: float | None = None
+        self._scale = 1.0
         if not self.process_set.included():
             return
         self._set.register_hooks(self)
@@ -83,13 +83,12 @@ class SharedGradients(RoundApplier):
 
     def _add(self, parameter: torch.nn.Parameter) -> None:
         bucket: Any = self._set.bucket_of[parameter]
-        if not bucket.put(parameter, parameter.grad):
-            return
-        if self.work.is_alone:
-            bucket.stay(self._scale)
-        else:
-            self._set.family.arrive(bucket, self._scale)
-        bucket.lend()
+        is_complete = bucket.add(parameter, parameter.grad, self._scale)
+        parameter.grad = bucket.views[parameter]
+        if is_complete and self.work.is_alone:
+            bucket.stay()
+        elif is_complete:
+            self._set.family.arrive(bucket)
 
     @property
     def is_under_way(self) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from horovod_partial.exchange.arguments import AVERAGE, SUM
 from horovod_partial.exchange.bucket_options import pack, positions_of
-from horovod_partial.torch.buckets import GradientBucket, MicroBatchBucket, kind
+from horovod_partial.torch.buckets import GradientBucket, kind
 
 
 def parameters(*sizes: int, dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
@@ -29,12 +29,9 @@ def sizes(buckets: list[list[torch.nn.Parameter]]) -> list[list[int]]:
     return [[p.numel() for p in bucket] for bucket in buckets]
 
 
-def options(compression: type = Compression.none) -> Any:
-    return SimpleNamespace(compression=compression, unscaled=False)
-
-
 def bucket_of(listed: list[torch.nn.Parameter], compression: type = Compression.none) -> GradientBucket:
-    return GradientBucket("b", listed, options(compression), ())
+    options: Any = SimpleNamespace(compression=compression, unscaled=False)
+    return GradientBucket("b", listed, options, ())
 
 
 def test_the_numbers_of_horovods_operations() -> None:
@@ -80,33 +77,16 @@ def test_every_parameter_is_in_one_bucket(counts: list[int], bucket_bytes: int) 
     assert all(sum(p.numel() * 4 for p in bucket[:-1]) < bucket_bytes for bucket in buckets)
 
 
-def arrive(bucket: GradientBucket) -> None:
-    nothing: Any = None
-    bucket.arrive(lambda _: nothing)
-
-
 def test_gradients_become_views_of_the_bucket() -> None:
     two, three = parameters(2, 3)
     bucket = bucket_of([three, two])
     two.grad, three.grad = torch.full((2,), 2.0), torch.full((3,), 3.0)
     assert not bucket.take(two)
     assert bucket.take(three)
-    arrive(bucket)
     assert bucket.flat.tolist() == [3, 3, 3, 2, 2]
-    bucket.lend()
     bucket.flat.fill_(7)
     assert two.grad.tolist() == [7, 7]
     assert three.grad.tolist() == [7, 7, 7]
-
-
-def test_a_gradient_that_the_program_drops_is_in_the_bucket() -> None:
-    (one,) = parameters(2)
-    bucket = bucket_of([one])
-    one.grad = torch.full((2,), 2.0)
-    bucket.take(one)
-    one.grad = None
-    arrive(bucket)
-    assert bucket.flat.tolist() == [2, 2]
 
 
 def test_a_missing_gradient_counts_as_zeros() -> None:
@@ -114,8 +94,7 @@ def test_a_missing_gradient_counts_as_zeros() -> None:
     bucket = bucket_of([one])
     bucket.flat.fill_(9)
     assert bucket.take(one)
-    arrive(bucket)
-    assert bucket.flat.tolist() == [0] * 4
+    assert one.grad.tolist() == [0] * 4
 
 
 def test_a_sparse_gradient_is_made_dense() -> None:
@@ -123,47 +102,7 @@ def test_a_sparse_gradient_is_made_dense() -> None:
     weight.grad = torch.sparse_coo_tensor([[1]], [[5.0, 6.0]], (3, 2))
     bucket = bucket_of([weight])
     assert bucket.take(weight)
-    arrive(bucket)
     assert bucket.flat.tolist() == [0, 0, 5, 6, 0, 0]
-
-
-def test_gradients_with_a_graph_leave_it_out() -> None:
-    (one,) = parameters(2)
-    bucket = bucket_of([one])
-    one.grad = one * 3 + 1
-    bucket.take(one)
-    arrive(bucket)
-    assert bucket.flat.tolist() == [1, 1]
-    assert not bucket.flat.requires_grad
-
-
-def test_what_a_failed_backward_pass_has_noted_is_forgotten() -> None:
-    one, two = parameters(1, 1)
-    bucket = bucket_of([one, two])
-    one.grad = torch.ones(1)
-    bucket.take(one)
-    bucket.reset()
-    one.grad = torch.full((1,), 2.0)
-    assert not bucket.take(one)
-    assert bucket.take(two)
-    arrive(bucket)
-    assert bucket.flat.tolist() == [2, 0]
-
-
-def test_micro_batches_are_added_up() -> None:
-    one, two = parameters(1, 2)
-    bucket = MicroBatchBucket("b", [one, two], options(), ())
-    for gradient in (torch.full((2,), 4.0), None, torch.full((2,), 6.0).to_sparse()):
-        bucket.put(one, torch.full((1,), 8.0))
-        bucket.put(two, gradient)
-        bucket.stay(2.0)
-        bucket.reset()
-    assert bucket.flat.tolist() == [12, 5, 5]
-    bucket.begin_update()
-    bucket.put(one, None)
-    bucket.put(two, torch.ones(2))
-    bucket.stay()
-    assert bucket.flat.tolist() == [0, 1, 1]
 
 
 def test_bfloat16_travels_as_float32() -> None:
