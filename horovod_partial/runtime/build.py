@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import os
 from types import ModuleType
 
 _AGAIN = "`pip install --force-reinstall --no-deps .`"
@@ -46,8 +45,3 @@ def check_features(mpi_ops: ModuleType) -> None:
             f"horovod_partial was built for a Horovod with {', '.join(built.FEATURES)}, but the installed one has "
             f"{', '.join(features)}; in the source of horovod_partial run {_AGAIN}"
         )
-
-
-def library_of(mpi_lib: ModuleType) -> str:
-    """Return the path of a framework's Horovod library, in the form that the dynamic linker knows."""
-    return os.path.abspath(str(mpi_lib.__file__))

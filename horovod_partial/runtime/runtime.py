@@ -43,18 +43,17 @@ _BUSY_SECONDS = 10.0  # a flush or join waits no longer than this for another th
 class Runtime:
     """A framework's Horovod with this package's hooks installed.
 
-    `mpi_ops` is Horovod's module of that framework. `library` is the path of the shared object with Horovod's core.
-    `tensor_of` makes a tensor of the framework from an array. `waits_are_told` says whether the front end reports
-    waits for Horovod, by `in_horovods_wait` and `asks_horovod`.
+    `mpi_ops` is Horovod's module of that framework. `tensor_of` makes a tensor of the framework from an array.
+    `waits_are_told` says whether the front end reports waits for Horovod, by `in_horovods_wait` and `asks_horovod`.
+    `library` is the path of the shared object with Horovod's core, as Horovod's module has loaded it.
     Raises ImportError, and changes nothing, if this package was built for a Horovod with other features, or the hooks
     do not fit.
     """
 
-    def __init__(
-        self, mpi_ops: ModuleType, library: str, tensor_of: Callable[[NDArray[Any]], Any], *, waits_are_told: bool
-    ) -> None:
+    def __init__(self, mpi_ops: ModuleType, tensor_of: Callable[[NDArray[Any]], Any], *, waits_are_told: bool) -> None:
         check_features(mpi_ops)
         self._mpi_ops = mpi_ops
+        self.library: str = mpi_ops._basics.MPI_LIB_CTYPES._name
         self._tensor_of = tensor_of
         # Horovod's own functions. `rank` and `size` are of all ranks, and raise ValueError before `init`.
         self.rank, self.size, self.is_initialized = mpi_ops.rank, mpi_ops.size, mpi_ops.is_initialized
@@ -82,7 +81,7 @@ class Runtime:
         self._thread = threading.local()
         self.failed = False  # true from a failure of a collective until the elastic job has restarted Horovod
         log.start()
-        self.core = _attach.attach(library, waits_are_told=waits_are_told)
+        self.core = _attach.attach(self.library, waits_are_told=waits_are_told)
         failure.watch()
         os.register_at_fork(after_in_child=self._end_in_child)
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet
-from horovod.common.util import get_extension_full_path
 from horovod.tensorflow import mpi_ops
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.ops.control_flow_v2_func_graphs import CondBranchFuncGraph, WhileBodyFuncGraph
@@ -22,13 +21,12 @@ from horovod_partial.exchange.devices import gpu_refusal
 from horovod_partial.runtime import bucket_config
 from horovod_partial.runtime.runtime import Runtime
 
-_LIBRARY = str(Path(get_extension_full_path(mpi_ops.__file__, "mpi_lib")).resolve())
-runtime = Runtime(mpi_ops, _LIBRARY, tf.constant, waits_are_told=False)
+runtime = Runtime(mpi_ops, tf.constant, waits_are_told=False)
 
 _OPERATIONS = str(Path(__file__).resolve().parent.parent / "_tensorflow_ops.so")
 graph_operations = tf.load_op_library(_OPERATIONS)
 library = ctypes.CDLL(_OPERATIONS)  # its functions throw no C++ exceptions. Calls release Python's lock (GIL)
-library.horovod_partial_set_library(_LIBRARY.encode())
+library.horovod_partial_set_library(runtime.library.encode())  # the same text: attached libraries are found by it
 library.horovod_partial_has_gpu_kernels.restype = ctypes.c_bool
 
 _ADVICE = "use sync=hvd.Full(), or compute and train under tf.device('/CPU:0')"

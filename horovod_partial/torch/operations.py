@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.torch import mpi_lib_v2, mpi_ops
+from horovod.torch import mpi_ops
 from horovod.torch.mpi_ops import Average
 
 from horovod_partial import _attach, _core
@@ -17,7 +17,6 @@ from horovod_partial.exchange.arguments import check_kinds, is_average, is_name,
 from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.policies import Full, Policy
 from horovod_partial.runtime import bucket_config, round_stats
-from horovod_partial.runtime.build import library_of
 from horovod_partial.runtime.runtime import Runtime
 from horovod_partial.torch.devices import check_device, device_number, stream_handle
 
@@ -40,7 +39,7 @@ __all__ = [
     "watch",
 ]
 
-runtime = Runtime(mpi_ops, library_of(mpi_lib_v2), torch.from_numpy, waits_are_told=True)
+runtime = Runtime(mpi_ops, torch.from_numpy, waits_are_told=True)
 
 _wait, _poll = mpi_ops.mpi_lib.horovod_torch_wait_and_clear, mpi_ops.mpi_lib.horovod_torch_poll
 _LEAST_NS = 50_000  # shorter waits for Horovod's operations are not recorded: the operation was nearly over

@@ -9,14 +9,13 @@ from types import SimpleNamespace
 import horovod.torch as theirs
 import pytest
 import torch
-from horovod.torch import mpi_lib_v2
 from interpreter import run_apart, run_command
 
 import horovod_partial.torch as hvd
 from horovod_partial import _attach
 from horovod_partial import _build_info as built
 from horovod_partial.runtime import build
-from horovod_partial.runtime.build import library_of
+from horovod_partial.torch.operations import runtime
 
 OURS = Path(sys.executable).parent / "horovod-partial"
 
@@ -84,8 +83,8 @@ def test_attaching_to_something_else_changes_nothing() -> None:
 
 
 def test_attaching_twice_is_attaching_once() -> None:
-    _attach.attach(library_of(mpi_lib_v2), waits_are_told=False)
-    _attach.attach(library_of(mpi_lib_v2), waits_are_told=False)
+    _attach.attach(runtime.library, waits_are_told=False)
+    _attach.attach(runtime.library, waits_are_told=False)
 
 
 def test_importing_the_package_imports_no_framework() -> None:

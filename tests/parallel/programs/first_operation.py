@@ -15,11 +15,10 @@ if RANK == 0:  # Horovod reads the variable, and writes its log to standard outp
 
 import horovod.torch
 import torch
-from horovod.torch import mpi_lib_v2
 
 import horovod_partial.torch as hvd
 from horovod_partial import _attach
-from horovod_partial.runtime.build import library_of
+from horovod_partial.torch.operations import runtime
 
 torch.set_num_threads(1)
 horovod.torch.init()
@@ -41,7 +40,7 @@ if RANK == 0:
     wait_until(
         lambda: "Enqueued allreduce.horovod_partial.agreement.handshake" in LOG.read_text(), "this rank shakes hands"
     )
-    _attach.attach(library_of(mpi_lib_v2), waits_are_told=False)
+    _attach.attach(runtime.library, waits_are_told=False)
     note("attached")
 for thread in threads:
     thread.join()
