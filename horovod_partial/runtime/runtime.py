@@ -91,12 +91,14 @@ class Runtime:
         return self.core.generation
 
     def init(self, *args: Any, **kwargs: Any) -> None:
-        """Call Horovod's `init`. Then prove by a handshake that the hooks run on every rank, and compare the settings.
+        """Call Horovod's `init`, then prove by a handshake that partial collectives work on every rank.
 
         A second call before `shutdown` does nothing, as with Horovod, so one rank alone may make it.
 
-        Raises ImportError if the hooks do not run on every rank. If the ranks' settings contradict each other, or
-        heartbeats were asked for and are not possible, every rank raises the same ValueError.
+        Raises:
+            ImportError: partial collectives do not work on some rank, because a hook does not run.
+            ValueError: settings contradict each other, or heartbeats were asked for and are not possible. Every rank
+                raises the same error.
         """
         with self._init_lock:
             self._mpi_ops.init(*args, **kwargs)

@@ -18,6 +18,7 @@ from horovod_partial.exchange.rounds import RoundInfo
 from horovod_partial.policies import Full, Policy
 from horovod_partial.runtime import bucket_config, round_stats
 from horovod_partial.runtime.runtime import Runtime
+from horovod_partial.settings import settings
 from horovod_partial.torch.devices import check_device, device_number, stream_handle
 
 __all__ = [
@@ -70,6 +71,7 @@ def _is_over(handle: int) -> int:
 mpi_ops.mpi_lib.horovod_torch_wait_and_clear, mpi_ops.mpi_lib.horovod_torch_poll = _wait_and_clear, _is_over
 
 add_process_set = runtime.add_process_set
+init = runtime.init
 remove_process_set = runtime.remove_process_set
 record = runtime.record
 shutdown = runtime.shutdown
@@ -125,17 +127,6 @@ class PartialHandle:
         return RoundInfo(
             info.round, info.late, info.fresh, info.gradients, info.staleness, tuple(info.members), tuple(info.work)
         )
-
-
-def init(*args: Any, **kwargs: Any) -> None:
-    """Call `horovod.torch.init`, then prove by a handshake that partial collectives work on every rank.
-
-    Raises:
-        ImportError: partial collectives do not work on some rank, because a hook does not run.
-        ValueError: settings contradict each other. Every rank raises the same error.
-    """
-    runtime.init(*args, **kwargs)
-    _config_of.cache_clear()  # forget cached declarations: `init` may have taken another default policy from rank 0
 
 
 def join(device: int | None = None) -> int:
@@ -279,6 +270,7 @@ def _submit(
     if not isinstance(process_set, ProcessSet):
         check_kinds({"process_set": process_set})
     size = runtime.size_of(process_set) if mpi_ops.is_initialized() else None
+    sync = settings().sync if sync is None else sync  # `init` may take another default policy from rank 0
     # Leave the mode of torch.set_default_device and its like, in which each access to a tensor runs slow Python code.
     with torch.DisableTorchFunction():
         what = (tensor.dtype, tuple(tensor.shape), tensor.device, size, op, sync, prescale_factor, postscale_factor)

@@ -14,6 +14,7 @@ from harness.world import World, expected_sum
 from torch.overrides import TorchFunctionMode
 
 import horovod_partial.torch as hvd
+from horovod_partial.settings import settings
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,15 @@ def test_full_is_horovods_own_operation(world: World) -> None:
         assert (info.round, info.late, info.fresh, info.gradients) == (-1, False, -1, -1)
     largest = hvd.partial_allreduce(torch.tensor([world.rank]), name=world.name("max"), op=hvd.Max, sync="full")
     assert largest.item() == world.size - 1
+
+
+def test_the_default_policy_may_change(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`init` takes that of rank 0, which may be another rank after a restart of an elastic job."""
+    for default, has_rounds in (("full", False), ("quorum:1.0", True)):
+        monkeypatch.setattr(settings(), "sync", default)
+        handle = hvd.partial_allreduce_async(torch.ones(3), name=world.name(default))
+        hvd.synchronize(handle)
+        assert (hvd.round_info(handle).round >= 0) == has_rounds
 
 
 @alone

@@ -39,7 +39,7 @@ def has_rounds(folder: Path) -> bool:
 @pytest.mark.full_matrix("gloo")
 def test_torch(job: Job, folder: Path, what: str) -> None:
     assert run(job, folder, "stock_torch", what) == 0, job.output()
-    modules = "horovod_partial.torch.optimizer horovod_partial.torch.operations horovod.torch.mpi_ops"
+    modules = "horovod_partial.torch.optimizer horovod_partial.runtime.runtime horovod.torch.mpi_ops"
     assert job.notes("trained") == dict.fromkeys(range(job.setup.ranks), modules)
     assert has_rounds(folder)
     assert job.output().count("of horovod.torch these are ours: DistributedOptimizer, add_process_set,") == 1
@@ -55,7 +55,7 @@ def test_a_failure_is_told(job: Job, folder: Path) -> None:
 @pytest.mark.full_matrix
 def test_an_elastic_job(job: Job) -> None:
     ended = job.run_elastic("stock_elastic", runner=RUN)
-    assert ended == dict.fromkeys(range(3), "3 horovod_partial.torch.operations"), job.output()
+    assert ended == dict.fromkeys(range(3), "3 horovod_partial.runtime.runtime"), job.output()
 
 
 @pytest.mark.launch(framework="tensorflow")

@@ -21,7 +21,7 @@ def test_a_script_and_a_module(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     for which in (["program.py"], ["-m", "program"]):
         done = run(tmp_path, *which, "-m", "--sync", "x")
-        assert done.stdout == "__main__ ['-m', '--sync', 'x'] horovod_partial.torch.operations horovod.torch.mpi_ops\n"
+        assert done.stdout == "__main__ ['-m', '--sync', 'x'] horovod_partial.runtime.runtime horovod.torch.mpi_ops\n"
         assert done.returncode == 0, done.stderr
         told = "horovod-partial: of horovod.torch these are ours: DistributedOptimizer, add_process_set"
         assert done.stderr.startswith(told)
@@ -31,7 +31,7 @@ def test_a_program_may_import_ours_first(tmp_path: Path) -> None:
     lines = ["import horovod_partial.torch", PROGRAM, "print(horovod_partial.settings.settings().sync)"]
     (tmp_path / "program.py").write_text("\n".join(lines))
     first, policy = run(tmp_path, "--sync", "solo", "program.py").stdout.splitlines()
-    assert "horovod_partial.torch.operations" in first
+    assert "horovod_partial.runtime.runtime" in first
     assert policy == "solo"
 
 
@@ -50,7 +50,7 @@ def test_modules_are_whole(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("\n".join(lines))
     done = run(tmp_path, "program.py")
     where = str(tmp_path / "program.py")
-    assert done.stdout.split() == ["mine", "horovod_partial.torch.operations", "True", "True", where]
+    assert done.stdout.split() == ["mine", "horovod_partial.runtime.runtime", "True", "True", where]
 
 
 def test_exit_status_and_exceptions_are_the_programs(tmp_path: Path) -> None:
