@@ -27,17 +27,11 @@ def listed(ranks: list[int]) -> str:
 
 @dataclass(frozen=True)
 class RankSummary:
-    """The summary of one rank, over the steps that all ranks have recorded.
-
-    `steps` are these steps. `micro_batches` is how many micro-batches the rank computed in its whole recording under
-    `WorkSharing()`; 0 under other policies.
-    """
+    """The summary of one rank, over `steps`, the steps that all ranks have recorded."""
 
     rank: int
-    host: str
     slowness: Slowness
     steps: RankSteps
-    micro_batches: int
 
 
 @dataclass(frozen=True)
@@ -74,14 +68,7 @@ class Summary:
         compute = steps.compute
         slow = slowness.of_job([rank.rank for rank in steps.ranks], compute, steps.parts)
         ranks = tuple(
-            RankSummary(
-                rank=rank.rank,
-                host=recording.ranks[rank.rank].host,
-                slowness=of,
-                steps=rank,
-                micro_batches=steps.micro_batches.get(rank.rank, 0),
-            )
-            for rank, of in zip(steps.ranks, slow, strict=True)
+            RankSummary(rank=rank.rank, slowness=of, steps=rank) for rank, of in zip(steps.ranks, slow, strict=True)
         )
         return cls(
             recording=recording,

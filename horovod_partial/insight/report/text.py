@@ -30,7 +30,7 @@ def _cells(summary: Summary, rank: RankSummary, brief: bool) -> dict[str, str]:
     slow, steps = rank.slowness, rank.steps
     row = {
         "rank": str(rank.rank),
-        "host": rank.host,
+        "host": summary.recording.ranks[rank.rank].host,
         "slowness": (f"{slow.factor:.2f} {slow.kind}" if brief else str(slow)) if slow.times else "-",
         "score": f"{slow.score:.2f}",
         "compute ms": f"{1e3 * steps.compute.mean():.1f}",
@@ -39,9 +39,10 @@ def _cells(summary: Summary, rank: RankSummary, brief: bool) -> dict[str, str]:
     }
     if not summary.shares_work:
         return {**row, "late": f"{steps.late.mean():.0%}", "staleness": f"{steps.staleness.mean():.2f}"}
-    share = rank.micro_batches / sum(each.micro_batches for each in summary.ranks)
+    made = summary.steps.micro_batches
+    share = made[rank.rank] / sum(made[each.rank] for each in summary.ranks)
     each_takes = f"{1e3 * slow.compute / summary.steps.passes:.1f}"
-    return {**row, "micro-batches": f"{rank.micro_batches} ({share:.0%})", "ms each": each_takes}
+    return {**row, "micro-batches": f"{made[rank.rank]} ({share:.0%})", "ms each": each_takes}
 
 
 def show(runs: Runs) -> None:
