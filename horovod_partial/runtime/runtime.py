@@ -72,7 +72,6 @@ class Runtime:
         self._flushing: dict[int, threading.RLock] = {}  # by process set, the lock that a thread has while it flushes
         self._monitor: _attach.Monitor | None = None  # sends and receives heartbeats; None if there are none
         self._endpoint: Endpoint | None = None  # serves metrics; on rank 0 only
-        self.notes_waits = False  # whether a recording of this rank or a watch over its steps has ever begun
         # The objects that compare replicas after a flush, by process set. Guarded by _meetings_lock.
         self._meetings: dict[int, healing.Meeting] = {}
         self._has_met = Tenure(self)  # tells whether `_meetings` were made since the last `init`
@@ -212,7 +211,7 @@ class Runtime:
         )
         require(is_number(megabytes) and 1 <= megabytes < 1e6, "megabytes", "1 or more, and below 1e6", megabytes)
         self.core.record(os.path.abspath(directory), int(megabytes * 1e6))
-        self._note_times()
+        step_parts.begin(self.core)
 
     def watch(self) -> None:
         """Let rank 0 log when a rank becomes slow, how slow, since which step and in what way, and when this ends.
@@ -231,10 +230,6 @@ class Runtime:
 
     def _time_steps(self) -> None:
         self.core.watch(True)
-        self._note_times()
-
-    def _note_times(self) -> None:
-        self.notes_waits = True
         step_parts.begin(self.core)
 
     def _warn_of_no_watch(self) -> None:
