@@ -29,9 +29,6 @@ class ParametersAhead:
         self.rounds = 0
         self._ahead: dict[torch.nn.Parameter, _Ahead] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._ahead)
-
     @contextmanager
     def in_place_of(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
         """Context in which the parameters have the values of their copies. Autograd sees no change."""

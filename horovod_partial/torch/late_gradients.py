@@ -314,7 +314,7 @@ class LateGradients(RoundApplier):
 
     @property
     def is_flushed(self) -> bool:
-        return not self._ahead and super().is_flushed
+        return not self.is_ahead and super().is_flushed
 
     def forget(self) -> None:
         if not runtime.failed and self._set.family.is_under_way:

@@ -191,6 +191,26 @@ def test_a_rank_that_waits_for_horovod_takes_rounds_meanwhile(world: World, plac
     world.barrier()
 
 
+def test_rounds_that_only_a_copy_of_the_model_has_are_not_flushed(world: World) -> None:
+    """But a copy alone leaves nothing to flush: a wait may make one, and find that no round has a result yet."""
+    training = Training(world, "Adam", PLAIN | {"policy": "solo:replay_limit=4"})
+    training.step()  # everybody is on time for the first round
+    exchange = training.optimizer._exchange
+    exchange.apply_ahead()
+    assert training.optimizer.flushed()
+    world.barrier()
+    if world.rank == 0:
+        training.step()
+        world.tell("rank 0 has taken another step")
+    else:
+        world.wait_for("rank 0 has taken another step")
+        world.until(lambda: exchange.family.has_round, "this rank has missed it")
+        exchange.apply_ahead()
+        assert runtime.unsettled(0).isdisjoint(exchange.family.names)
+    assert training.optimizer.flushed() == (world.rank == 0)
+    training.check()
+
+
 class Modal(torch.optim.SGD):
     """Takes no step outside of training, like the optimizers of schedulefree. `fails` says it in no parameter group."""
 
