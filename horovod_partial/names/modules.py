@@ -73,7 +73,11 @@ def bind(front_end: ModuleType, horovods: ModuleType) -> None:
 
     A front end's `from horovod.torch import *` makes Horovod's modules attributes of the front end. If they stayed,
     `from horovod_partial.torch import mpi_ops` would import Horovod's module, not ours.
+
+    This also adds Horovod's public names to the front end's `__all__`, so that `import *` gives all that Horovod's gives.
     """
     for name, value in list(vars(horovods).items()):
         if isinstance(value, ModuleType) and value.__name__ == f"{horovods.__name__}.{name}":
             setattr(front_end, name, importlib.import_module(f"{front_end.__name__}.{name}"))
+    exported = front_end.__all__
+    exported.extend(name for name in dir(horovods) if not name.startswith("_") and name not in exported)

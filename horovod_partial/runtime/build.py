@@ -6,6 +6,8 @@ import importlib
 import importlib.metadata
 from types import ModuleType
 
+from horovod_partial import _build_info as built  # the build of this package writes `_build_info`
+
 _AGAIN = "`pip install --force-reinstall --no-deps .`"
 
 
@@ -14,8 +16,6 @@ def check_versions(framework: str) -> None:
 
     Horovod's library is built for one version of the framework, and might not even load with another.
     """
-    from horovod_partial import _build_info as built  # the build of this package writes `_build_info`
-
     options = [f"--{name}" for name in ("gloo", "mpi", "nccl") if name in built.FEATURES]
     command = " ".join(["python tools/install_horovod.py", *options])
     both_again = f"in the source of horovod_partial run `{command}`, then {_AGAIN}"
@@ -36,8 +36,6 @@ def check_versions(framework: str) -> None:
 
 def check_features(mpi_ops: ModuleType) -> None:
     """Raise an ImportError if the loaded Horovod has other features than when this package was built."""
-    from horovod_partial import _build_info as built
-
     known = ("mpi", "gloo", "nccl", "cuda", "rocm", "ddl", "ccl")
     features = [name for name in known if getattr(mpi_ops, name + "_built")()]
     if set(features) != set(built.FEATURES).intersection(known):

@@ -41,5 +41,3 @@ __all__ += policies.__all__
 __getattr__ = policies.of_module(__name__)
 __dir__ = modules.listing(__all__)
 modules.bind(sys.modules[__name__], horovod.tensorflow)
-# Export Horovod's public names too, so that `import *` gives at least what it gives with `horovod.tensorflow`.
-__all__.extend(name for name in dir(horovod.tensorflow) if not name.startswith("_") and name not in __all__)

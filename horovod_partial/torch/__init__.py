@@ -56,5 +56,3 @@ __all__ += policies.__all__
 __getattr__ = policies.of_module(__name__)
 __dir__ = modules.listing(__all__)
 modules.bind(sys.modules[__name__], horovod.torch)
-# Export Horovod's public names too, so that `import *` from here gives all that it gives from `horovod.torch`.
-__all__.extend(name for name in dir(horovod.torch) if not name.startswith("_") and name not in __all__)
