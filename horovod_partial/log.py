@@ -27,9 +27,8 @@ def start() -> None:
     level = getattr(logging, settings().log_level.upper())
     logger.setLevel(level)
     _attach.set_log_level(level)
-    if _handler not in logger.handlers:
-        logger.addHandler(_handler)
-        logger.propagate = False
+    logger.addHandler(_handler)
+    logger.propagate = False
 
 
 def set_rank(rank: int) -> None:

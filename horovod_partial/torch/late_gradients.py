@@ -333,7 +333,7 @@ class LateGradients(RoundApplier):
     @property
     def is_under_way(self) -> bool:
         """Whether gradients of a backward pass, or the result of a round, wait for a step."""
-        return self._state.waits_for_step or any(b.handle is not None or b.is_begun for b in self.buckets)
+        return self._state.waits_for_step or any(bucket.is_begun for bucket in self.buckets)
 
     def declare(self) -> None:
         if not self._set.is_current:

@@ -102,7 +102,7 @@ def arrive(
     model.) Ranks compare `members`, a text for each of the model's tensors. Raises ValueError if the tensor or the name
     is wrong, or before `init`.
     """
-    check_kinds({"name": name, "process_set": process_set})
+    check_kinds({"process_set": process_set})
     require_tensor(tensor)
     runtime.check_initialized()
     check_device(tensor.device)

@@ -93,7 +93,7 @@ class SharedGradients(RoundApplier):
     @property
     def is_under_way(self) -> bool:
         """Whether gradients of a micro-batch wait for its step."""
-        return any(bucket.is_begun or not bucket.missing for bucket in self.buckets)
+        return any(bucket.is_begun for bucket in self.buckets)
 
     def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
         loss = evaluate(closure)
