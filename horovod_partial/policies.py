@@ -29,26 +29,6 @@ __all__ = [
     "WorkSharing",
 ]
 
-
-# Policies that only earlier versions had, each with an error message that says what to use instead.
-_GONE = {
-    "Auto": "hvd.Auto is gone. Take hvd.Solo(), which was at least as fast in each measured job, or what `horovod-partial advise` "
-    "recommends from a recording",
-    "SlowMomentum": "hvd.SlowMomentum is gone. Let an outer optimizer of your own run in a hook: optimizer.register_round_hook",
-}
-
-
-def of_module(module: str) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a front end's module. For a removed policy, its error says what to use instead."""
-
-    def get(name: str) -> Any:
-        raise AttributeError(_GONE.get(name, f"module {module!r} has no attribute {name!r}"))
-
-    return get
-
-
-__getattr__ = of_module(__name__)
-
 LONGEST_GRACE_MS = 31_536_000_000  # the largest `grace_ms`: one year, the same as kLongest in cpp/core/values/types.h
 FOR_EVER = 2**31 - 1  # a `max_staleness` of this many rounds sets no bound on staleness
 
@@ -451,8 +431,6 @@ def parse(text: str) -> Policy:
     `group_average:4,period=20`, `weighted_average:8,contraction=0.999`.
     """
     name, _, arguments = text.strip().lower().partition(":")
-    if name == "auto":
-        raise ValueError(_GONE["Auto"])
     if name not in _BY_NAME:
         raise ValueError(f"unknown sync policy {text!r}; known are {', '.join(_BY_NAME)}")
     kind = _BY_NAME[name]

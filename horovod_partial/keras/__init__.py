@@ -94,5 +94,4 @@ __all__ = [
 ]
 __all__ += policies.__all__
 __all__.extend(_OF_HOROVOD + _OF_OPERATIONS)
-__getattr__ = policies.of_module(__name__)
 __dir__ = modules.listing(__all__)

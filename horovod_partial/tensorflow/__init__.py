@@ -38,6 +38,5 @@ __all__ = [
 ]
 __all__ += operations.__all__
 __all__ += policies.__all__
-__getattr__ = policies.of_module(__name__)
 __dir__ = modules.listing(__all__)
 modules.bind(sys.modules[__name__], horovod.tensorflow)

@@ -1,8 +1,6 @@
 """Policies: their names, their arguments, and what the core is told of them."""
 
-import importlib
 import math
-import re
 import warnings
 from functools import partial
 from types import SimpleNamespace
@@ -146,22 +144,6 @@ def test_one_rank_is_not_all_ranks() -> None:
 @pytest.mark.parametrize(("size", "quorum"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (8, 4)])
 def test_majority_is_at_least_half(size: int, quorum: int) -> None:
     assert Majority().to_core(size) == _core.Policy(rule="quorum", quorum=quorum)
-
-
-@pytest.mark.parametrize("front_end", ["horovod_partial.torch", "horovod_partial.policies"])
-@pytest.mark.parametrize(("name", "instead"), [("Auto", "hvd.Solo()"), ("SlowMomentum", "register_round_hook")])
-def test_policies_that_are_gone_say_what_to_take(front_end: str, name: str, instead: str) -> None:
-    module = importlib.import_module(front_end)
-    with pytest.raises(AttributeError, match=rf"hvd.{name} is gone.*{re.escape(instead)}"):
-        getattr(module, name)
-    with pytest.raises(AttributeError, match=f"module '{front_end}' has no attribute 'Other'"):
-        module.Other  # noqa: B018
-    assert name not in dir(module)
-
-
-def test_the_text_of_a_policy_that_is_gone_says_what_to_take() -> None:
-    with pytest.raises(ValueError, match=r"hvd.Auto is gone. Take hvd.Solo"):
-        policies.parse("auto:0.5")
 
 
 def test_rules() -> None:
