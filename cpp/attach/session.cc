@@ -196,7 +196,7 @@ void Session::BeforeSendFinal(hvd::ResponseList& responses) {
     responses.set_shutdown(true);
     const bool tells = !failure_.empty() && !process_set_->joined;
     if (tells && coordination_->AddFailure(failure_, responses))
-      entries_->AddZeros(Farewell::kBucket, hvd::HOROVOD_UINT8, 0, CPU_DEVICE_ID);
+      entries_->AddZeros(Farewell::kBucket, hvd::HOROVOD_FLOAT32, 0, CPU_DEVICE_ID);
   }
   Guard("SendFinalTensors", [&] { coordination_->Enclose(responses); });
 }
