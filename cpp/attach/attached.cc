@@ -8,12 +8,9 @@ namespace horovod_partial::attach {
 namespace {
 
 // A thread that holds this mutex waits neither for other ranks nor for the lock of Python's interpreter.
-std::mutex libraries_mutex;  // guards the map in Libraries
-std::map<std::string, std::unique_ptr<Attached>>& Libraries() {
-  // The libraries are never freed, because Horovod's thread may outlive main.
-  static auto* libraries = new std::map<std::string, std::unique_ptr<Attached>>;
-  return *libraries;
-}
+std::mutex libraries_mutex;  // guards `libraries`
+// The libraries, by path. They are never freed, because Horovod's thread may outlive main.
+auto& libraries = *new std::map<std::string, std::unique_ptr<Attached>>;
 
 }  // namespace
 
@@ -21,15 +18,15 @@ std::shared_ptr<recording::Recorder> Attached::LastRecorder() const { return std
 
 Attached& AddLibrary(const std::string& path, const std::function<void(Attached&)>& fill) {
   std::lock_guard<std::mutex> lock(libraries_mutex);
-  if (const auto it = Libraries().find(path); it != Libraries().end()) return *it->second;
+  if (const auto it = libraries.find(path); it != libraries.end()) return *it->second;
   auto attached = std::make_unique<Attached>();
   fill(*attached);
-  return *(Libraries()[path] = std::move(attached));
+  return *(libraries[path] = std::move(attached));
 }
 
 void CountGeneration() {
   std::lock_guard<std::mutex> lock(libraries_mutex);
-  for (auto& [path, attached] : Libraries())
+  for (auto& [path, attached] : libraries)
     if (attached->is_initialized() == 0) ++attached->generation;
 }
 
