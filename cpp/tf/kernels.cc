@@ -6,7 +6,7 @@
 #include <mutex>
 #include <stdexcept>
 
-#include "attach/attachment.h"
+#include "engine/surroundings.h"
 
 namespace horovod_partial::tf {
 namespace {
