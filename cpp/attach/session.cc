@@ -42,8 +42,7 @@ void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_
                        std::shared_ptr<recording::Recorder> recorder, bool waits_are_told) {
   process_set_id_ = process_set_id;
   recorder_ = std::move(recorder);
-  engine_.SetRecorder(recorder_, process_set_id);
-  engine_.SetWaitsAreTold(waits_are_told);
+  engine_.SetUp(recorder_, process_set_id, waits_are_told);
   if (process_set_id == 0) first_failure->Forget();
   process_set_ = &state.process_set_table.Get(process_set_id);
   if (process_set_id != 0) members_ = process_set_->registered_global_ranks;
