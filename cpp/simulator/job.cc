@@ -282,7 +282,7 @@ void Job::Reduce(const Closing& closing, std::size_t message, const Members& mem
     const Bucket::Entry entry = At(rank).locals[message].bucket.Begin(view, 0);
     sum += *static_cast<const double*>(entry.input);
     outputs.push_back(static_cast<double*>(entry.output));
-    open_ -= entry.own ? 1 : 0;
+    open_ -= view.contributions[0].fresh ? 1 : 0;
   }
   for (double* output : outputs) *output = sum;
 }
