@@ -6,7 +6,6 @@
 #include <deque>
 #include <functional>
 #include <queue>
-#include <string>
 #include <utility>
 #include <vector>
 
