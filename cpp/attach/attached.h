@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <string>
 
@@ -27,9 +26,10 @@ struct Attached {
   std::shared_ptr<recording::Recorder> LastRecorder() const;
 };
 
-// Adds the Horovod library at a path, unless it was added before. Returns the library, which lives as long as the
-// process. `fill` sets the fields of a new one. If `fill` throws, nothing is added. Any thread may call this.
-Attached& AddLibrary(const std::string& path, const std::function<void(Attached&)>& fill);
+// Attaches to a Horovod library: makes it call our functions in place of some of its own. A second call for the library
+// only returns it. The returned object lives as long as the process. `waits_are_told`: true if Python code reports
+// waits for Horovod's collectives (ForeignWait, Polled). Any thread may call this. If it throws, nothing is attached.
+Attached& Attach(const std::string& library_path, bool waits_are_told);
 
 // Called when a Horovod library has initialised a controller. Adds 1 to the `generation` of each library that is not
 // yet initialised. This counts each hvd.init(), because a library is initialised only after its controllers. Process

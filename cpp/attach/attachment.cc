@@ -6,32 +6,14 @@
 
 #include "attach/envelope.h"
 #include "attach/handshake.h"
-#include "attach/hooks.h"
 #include "attach/sessions.h"
 
 namespace horovod_partial::attach {
 namespace {
 
-// The mangled name of std::string depends on the string ABI of the framework.
-const std::string kString = _GLIBCXX_USE_CXX11_ABI ? "NSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE" : "Ss";
-const std::string kEnqueueTensorAllreduce =
-    "_ZN7horovod6common22EnqueueTensorAllreduceESt10shared_ptrINS0_9OpContextEES1_INS0_6TensorEES5_NS0_"
-    "14ReadyEventListE" +
-    kString + "iSt8functionIFvRKNS0_6StatusEEENS0_8ReduceOpEddi";
-
 constexpr std::size_t kLongestWhat = 200;  // the most bytes of the text that says what this rank waits for
 
 }  // namespace
-
-Attached& Attach(const std::string& library_path, bool waits_are_told) {
-  return AddLibrary(library_path, [&](Attached& attached) {
-    const Library library(library_path);
-    attached.enqueue = reinterpret_cast<decltype(attached.enqueue)>(library.Symbol(kEnqueueTensorAllreduce));
-    attached.is_initialized = reinterpret_cast<int (*)()>(library.Symbol("horovod_is_initialized"));
-    attached.waits_are_told = waits_are_told;
-    InstallHooks(library);
-  });
-}
 
 std::shared_ptr<Session> SessionOf(Attached& library, std::int32_t process_set_id) {
   if (library.is_initialized() == 0) throw EngineError(hvd::NOT_INITIALIZED_ERROR.reason());

@@ -1,4 +1,4 @@
-// Functions for the extension modules. They attach this process to its Horovod libraries, and find sessions.
+// Functions for the extension modules: they find sessions, and tell what this process does.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,6 @@
 #include "core/watch/activity.h"
 
 namespace horovod_partial::attach {
-
-// Attaches to a Horovod library: makes it call our functions in place of some of its own. A second call for the library
-// only returns it. `waits_are_told`: true if Python code reports waits for Horovod's collectives (ForeignWait, Polled).
-Attached& Attach(const std::string& library_path, bool waits_are_told);
 
 // Returns this rank's state for a process set. The first call after hvd.init() makes a small allreduce over all ranks,
 // the handshake, which checks that our hooks run and that all ranks have the same version. Throws AttachError if this

@@ -60,7 +60,7 @@ void Entries::AddWhatIsMissing(const hvd::ResponseList& responses) {
     if (!IsOurs(response)) continue;
     const bool error = response.response_type() == hvd::Response::ERROR;
     for (std::size_t i = 0; i < response.tensor_names().size(); ++i)
-      AddZeros(BucketName(response.tensor_names()[i]), error ? hvd::HOROVOD_UINT8 : response.tensor_type(),
+      AddZeros(BucketName(response.tensor_names()[i]), error ? hvd::HOROVOD_FLOAT32 : response.tensor_type(),
                error ? 0 : response.tensor_sizes()[i], error ? CPU_DEVICE_ID : response.devices()[rank]);
   }
 }

@@ -16,19 +16,16 @@ namespace {
 
 // The functions of Horovod that hooks have replaced, by virtual table and hook. Two Horovod libraries in one process
 // mostly share the tables of the library that was loaded first. If each library has its own, the hooks are in both.
-std::mutex originals_mutex;  // guards the map in Originals; no other lock is taken while it is held
-std::map<std::pair<const void*, const void*>, void*>& Originals() {
-  // The map of replaced functions is never destroyed, because Horovod's thread may outlive main.
-  static auto* originals = new std::map<std::pair<const void*, const void*>, void*>;
-  return *originals;
-}
+// The map is never freed, because Horovod's thread may outlive main.
+auto& originals = *new std::map<std::pair<const void*, const void*>, void*>;
+std::mutex originals_mutex;  // guards `originals`; no other lock is taken while it is held
 
 // Returns the function of Horovod that `hook` has replaced in the class of `object`.
 template <class Function, class Object>
 Function* OriginalOf(Function* hook, const Object* object) {
   const void* table = *reinterpret_cast<const void* const*>(object);
   std::lock_guard<std::mutex> lock(originals_mutex);
-  return reinterpret_cast<Function*>(Originals().at({table, reinterpret_cast<const void*>(hook)}));
+  return reinterpret_cast<Function*>(originals.at({table, reinterpret_cast<const void*>(hook)}));
 }
 
 // --- Hooks
@@ -149,7 +146,7 @@ void InstallHooks(const Library& library) {
   for (const Slot& slot : slots) slot.MakeWritable();
   {
     std::lock_guard<std::mutex> lock(originals_mutex);
-    for (const Slot& slot : slots) Originals()[{slot.table(), slot.hook()}] = slot.original();
+    for (const Slot& slot : slots) originals[{slot.table(), slot.hook()}] = slot.original();
   }
   for (const Slot& slot : slots) slot.Set();  // changes the tables, after everything that can fail
   for (const Slot& slot : slots) slot.Seal();

@@ -18,15 +18,9 @@ constexpr long long kUncachedInQueue = 1LL << 1;
 constexpr Time kShortCycle = std::chrono::microseconds(100);
 constexpr int kShortCycles = 20;
 
-std::function<void()>& InterruptFunction() {
-  static auto* function = new std::function<void()>;  // the function is never freed: a wait may outlive static objects
-  return *function;
-}
-
-const std::shared_ptr<FirstFailure>& ProcessFirstFailure() {
-  static const auto* failure = new std::shared_ptr<FirstFailure>(std::make_shared<FirstFailure>());
-  return *failure;
-}
+// Both are never freed, because waits and Horovod's thread may outlive static objects.
+auto& interrupt_function = *new std::function<void()>;
+const auto& first_failure = *new std::shared_ptr<FirstFailure>(std::make_shared<FirstFailure>());
 
 }  // namespace
 
@@ -36,7 +30,7 @@ Session::Session(hvd::Controller& controller, const Engine::Thresholds& threshol
       outstanding_(controller),
       coordination_(controller.IsCoordinator() ? std::make_unique<Coordination>(controller) : nullptr),
       engine_(*this, controller.GetRank(), controller.GetSize(), thresholds, PossibleArrivalsOfProcess(),
-              ProcessFirstFailure()) {}
+              first_failure) {}
 
 void Session::Retire() {
   retired_ = true;
@@ -48,9 +42,8 @@ void Session::SetState(hvd::HorovodGlobalState& state, std::int32_t process_set_
                        std::shared_ptr<recording::Recorder> recorder, bool waits_are_told) {
   process_set_id_ = process_set_id;
   recorder_ = std::move(recorder);
-  engine_.SetRecorder(recorder_, process_set_id);
-  engine_.SetWaitsAreTold(waits_are_told);
-  if (process_set_id == 0) ProcessFirstFailure()->Forget();
+  engine_.SetUp(recorder_, process_set_id, waits_are_told);
+  if (process_set_id == 0) first_failure->Forget();
   process_set_ = &state.process_set_table.Get(process_set_id);
   if (process_set_id != 0) members_ = process_set_->registered_global_ranks;
   communicators_.emplace(state, *process_set_, engine_.rank(), engine_.size());
@@ -91,7 +84,7 @@ void Session::Guard(const char* hook, const std::function<void()>& body) {
     Log(LogLevel::kError, engine_.rank(), text + "; all ranks shut down" + (explained ? "" : ". Please report this"));
     if (failed_.exchange(true)) return;
     failure_ = text;
-    if (process_set_id_ == 0) ProcessFirstFailure()->Hear(Failed(engine_.rank()) + text);
+    if (process_set_id_ == 0) first_failure->Hear(Failed(engine_.rank()) + text);
   }
 }
 
@@ -196,7 +189,7 @@ void Session::BeforeSendFinal(hvd::ResponseList& responses) {
     responses.set_shutdown(true);
     const bool tells = !failure_.empty() && !process_set_->joined;
     if (tells && coordination_->AddFailure(failure_, responses))
-      entries_->AddZeros(Farewell::kBucket, hvd::HOROVOD_UINT8, 0, CPU_DEVICE_ID);
+      entries_->AddZeros(Farewell::kBucket, hvd::HOROVOD_FLOAT32, 0, CPU_DEVICE_ID);
   }
   Guard("SendFinalTensors", [&] { coordination_->Enclose(responses); });
 }
@@ -268,10 +261,10 @@ bool Session::Alive() const {
 }
 
 void Session::CheckInterrupt() {
-  if (const auto& interrupt = InterruptFunction()) interrupt();
+  if (interrupt_function) interrupt_function();
 }
 
-void Session::SetInterrupt(std::function<void()> interrupt) { InterruptFunction() = std::move(interrupt); }
+void Session::SetInterrupt(std::function<void()> interrupt) { interrupt_function = std::move(interrupt); }
 
 void Session::Place(const std::shared_ptr<SharedBucket>& bucket, const std::string& name, const BucketConfig& config,
                     const Bucket::Entry& entry) {

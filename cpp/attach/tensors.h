@@ -14,16 +14,11 @@
 
 namespace horovod_partial::attach {
 
-static_assert(static_cast<int>(DataType::kUInt8) == hvd::HOROVOD_UINT8 &&
-                  static_cast<int>(DataType::kInt8) == hvd::HOROVOD_INT8 &&
-                  static_cast<int>(DataType::kUInt16) == hvd::HOROVOD_UINT16 &&
-                  static_cast<int>(DataType::kInt16) == hvd::HOROVOD_INT16 &&
-                  static_cast<int>(DataType::kInt32) == hvd::HOROVOD_INT32 &&
+static_assert(static_cast<int>(DataType::kInt32) == hvd::HOROVOD_INT32 &&
                   static_cast<int>(DataType::kInt64) == hvd::HOROVOD_INT64 &&
                   static_cast<int>(DataType::kFloat16) == hvd::HOROVOD_FLOAT16 &&
                   static_cast<int>(DataType::kFloat32) == hvd::HOROVOD_FLOAT32 &&
-                  static_cast<int>(DataType::kFloat64) == hvd::HOROVOD_FLOAT64 &&
-                  static_cast<int>(DataType::kBool) == hvd::HOROVOD_BOOL,
+                  static_cast<int>(DataType::kFloat64) == hvd::HOROVOD_FLOAT64,
               "the core's data types are Horovod's");
 
 static_assert(Memory::kHost == CPU_DEVICE_ID, "the core's number for the host is Horovod's");

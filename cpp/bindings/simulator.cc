@@ -26,7 +26,6 @@ std::vector<double> Numbers(const Matrix& matrix) { return {matrix.data(), matri
 py::dict RunJob(const Matrix& delays, const std::vector<double>& ready, const std::vector<double>& bytes,
                 double compute, const std::vector<std::pair<double, double>>& costs, double cycle, int average_period,
                 bool overlap, const std::string& late, const Policy& policy) {
-  if (delays.ndim() != 2) throw py::value_error("delays must have a row for each iteration, a column for each rank");
   JobConfig config;
   config.iterations = static_cast<int>(delays.shape(0));
   config.ranks = static_cast<int>(delays.shape(1));

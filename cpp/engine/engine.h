@@ -51,15 +51,14 @@ class Engine {
          std::shared_ptr<PossibleArrivals> arrivals = std::make_shared<PossibleArrivals>(),
          std::shared_ptr<FirstFailure> first_failure = std::make_shared<FirstFailure>());
 
-  // Sets the recorder of arrivals, waits and results, and the number of this process set in the recording. Call this
-  // before any other function of Engine.
-  void SetRecorder(std::shared_ptr<recording::Recorder> recorder, int process_set) {
+  // Sets the recorder of arrivals, waits and results, and the number of this process set in the recording.
+  // `waits_are_told`: true if the Python code reports which threads wait for collectives that the program calls on
+  // Horovod itself, such as hvd.allreduce. Call this before any other function of Engine.
+  void SetUp(std::shared_ptr<recording::Recorder> recorder, int process_set, bool waits_are_told) {
     surroundings_.recorder = std::move(recorder);
     surroundings_.process_set = process_set;
+    waits_are_told_ = waits_are_told;
   }
-  // Sets whether the Python code reports which threads wait for collectives that the program calls on Horovod itself,
-  // such as hvd.allreduce. Call this before any thread contributes.
-  void SetWaitsAreTold(bool told) { waits_are_told_ = told; }
 
   // --- Parts of the engine, which say themselves which threads call what:
   Families& families() { return families_; }

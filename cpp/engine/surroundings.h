@@ -66,7 +66,7 @@ struct Surroundings {
   const std::shared_ptr<PossibleArrivals> arrivals;
   const std::shared_ptr<FirstFailure> first_failure;
 
-  // `recorder` and `process_set` are set by Engine::SetRecorder, before any other use of this object.
+  // `recorder` and `process_set` are set by Engine::SetUp, before any other use of this object.
   std::shared_ptr<recording::Recorder> recorder{};
   int process_set = 0;  // the number of this process set in the recording
 

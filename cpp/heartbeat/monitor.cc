@@ -47,12 +47,6 @@ int CountOf(Seconds limit, milliseconds interval) {
   return std::max(kBeatsInLimit, static_cast<int>(limit / Seconds(interval)));
 }
 
-template <class Watch>
-std::optional<Watch> WatchFor(Seconds limit, milliseconds interval) {
-  if (limit == Seconds(0)) return std::nullopt;
-  return Watch(CountOf(limit, interval));
-}
-
 // Returns the heartbeat that reports a rank's training steps, or nothing while steps are not watched.
 std::optional<Beat> BeatWithSteps(const Activity& activity, const Calls& calls, Machine& machine) {
   auto steps = calls.steps();
@@ -94,7 +88,7 @@ class Center final : public Monitor::Watch {
         interval_(IntervalOf(limits)),
         calls_(std::move(calls)),
         heartbeats_(CountOf(limits.abort, interval_)),
-        stalls_(WatchFor<StallWatch>(limits.stall, interval_)),
+        stalls_(CountOf(limits.stall, interval_)),
         slow_(size) {}
 
   Endpoint endpoint() const { return {listener_.port(), secret_, OwnAddresses()}; }
@@ -172,7 +166,7 @@ class Center final : public Monitor::Watch {
     if (!hello || std::any_of(peers_.begin(), peers_.end(), is_known)) return false;
     peer.rank = hello->rank;
     heartbeats_.Heard(hello->rank);
-    if (stalls_) stalls_->Says(hello->rank, {});
+    stalls_.Says(hello->rank, {});
     peer.connection.Send({&kBeat, 1});  // tells the other end that this is rank 0 of its job
     return true;
   }
@@ -186,7 +180,7 @@ class Center final : public Monitor::Watch {
         peer.words.Add(received.bytes);
         while (const auto word = peer.words.Next()) {
           const Beat beat = FromBytes<Beat>(*word, "a heartbeat");
-          if (stalls_) stalls_->Says(*peer.rank, beat.activity);
+          stalls_.Says(*peer.rank, beat.activity);
           SaysSteps(*peer.rank, beat);
         }
       }
@@ -195,7 +189,7 @@ class Center final : public Monitor::Watch {
     }
     if (received.state == State::kEnded) {
       heartbeats_.Gone(*peer.rank);
-      if (stalls_) stalls_->Gone(*peer.rank);
+      stalls_.Gone(*peer.rank);
     }
     if (received.state != State::kOpen) {
       std::lock_guard<std::mutex> lock(slow_mutex_);
@@ -205,9 +199,8 @@ class Center final : public Monitor::Watch {
   }
 
   void WatchWaits() {
-    if (!stalls_) return;
-    stalls_->Says(0, lasting_.last());
-    const auto [stall, ends] = stalls_->Pass();
+    stalls_.Says(0, lasting_.last());
+    const auto [stall, ends] = stalls_.Pass();
     if (ends) calls_.tell("the reported wait is over", "");
     if (!stall) return;
     const std::set<Rank> writers = stall->Writers();
@@ -257,7 +250,7 @@ class Center final : public Monitor::Watch {
   std::list<Peer> peers_;
   bool out_of_files_ = false;  // true if a connection could not be accepted; rank 0 tries again in the next interval
   Heartbeats heartbeats_;
-  std::optional<StallWatch> stalls_;
+  StallWatch stalls_;
   mutable std::mutex slow_mutex_;  // guards slow_, which other threads read in Ranks
   SlowWatch slow_;
   Machine machine_;
@@ -272,7 +265,7 @@ class Outer final : public Monitor::Watch {
         interval_(IntervalOf(limits)),
         calls_(std::move(calls)),
         heartbeats_(CountOf(limits.abort, interval_)),
-        alone_(WatchFor<LonelyWatch>(limits.stall, interval_)) {
+        alone_(CountOf(limits.stall, interval_)) {
     heartbeats_.Heard(0);
   }
 
@@ -312,7 +305,7 @@ class Outer final : public Monitor::Watch {
 
   void WatchAlone() {
     const int silence = heartbeats_.Silence(0);
-    if (!alone_ || !alone_->Pass(silence, lasting_.last(), lasting_.held())) return;
+    if (!alone_.Pass(silence, lasting_.last(), lasting_.held())) return;
     calls_.tell("rank 0 has given no sign of life for " + Lasted(silence, interval_) +
                     ": it is stopped, or its host or its network is down. It would know which other ranks are missing",
                 Describe(lasting_.last(), interval_));
@@ -322,7 +315,7 @@ class Outer final : public Monitor::Watch {
   std::optional<Rank> Read(const std::string& bytes) {
     for (const char byte : bytes) {
       if (notice_) *notice_ += byte;
-      if (!notice_ && byte == kWriteStacks && alone_) calls_.tell("", Describe(lasting_.last(), interval_));
+      if (!notice_ && byte == kWriteStacks) calls_.tell("", Describe(lasting_.last(), interval_));
       if (!notice_ && byte == kMissing) notice_.emplace();
       if (notice_ && notice_->size() == sizeof(Rank)) return FromBytes<Rank>(*notice_, "a notice of a missing rank");
     }
@@ -334,7 +327,7 @@ class Outer final : public Monitor::Watch {
   const Calls calls_;
   std::optional<std::string> notice_;  // the part of rank 0's notice that has come so far: the number of a missing rank
   Heartbeats heartbeats_;
-  std::optional<LonelyWatch> alone_;
+  LonelyWatch alone_;
   Machine machine_;
   Lasting lasting_;
 };

@@ -199,7 +199,7 @@ std::string Recorder::LineOfLinks() {
   return links_.TakeLine();
 }
 
-// AddProcessorTime, TakeLines, TimerOf, AddStep, Header, Micros and NumberOf are called with `mutex_` held.
+// TakeLines, TimerOf, AddStep, Header, Micros and NumberOf are called with `mutex_` held.
 std::string Recorder::TakeLines() {
   const std::string buckets = buckets_.TakeLine();
   known_buckets_ += buckets;

@@ -18,28 +18,6 @@ constexpr std::size_t kFirstName = 1000000;
 std::string NameOfMessage(std::size_t message) { return std::to_string(kFirstName + message); }
 std::size_t MessageOfName(const std::string& name) { return std::stoul(name) - kFirstName; }
 
-JobConfig Checked(JobConfig config) {
-  const auto ranks = static_cast<std::size_t>(config.ranks);
-  if (config.ranks < 1 || config.iterations < 1)
-    throw std::invalid_argument("a job has 1 rank and 1 iteration, or more");
-  if (!(config.compute > 0)) throw std::invalid_argument("the compute of a step must be above 0 seconds");
-  if (config.messages.empty()) throw std::invalid_argument("a step has 1 message or more");
-  if (config.delays.size() != ranks * static_cast<std::size_t>(config.iterations))
-    throw std::invalid_argument("delays must have a number for each iteration and rank");
-  if (config.costs.size() != ranks) throw std::invalid_argument("costs must have one entry for each number of ranks");
-  double before = 0;
-  for (const auto& message : config.messages) {
-    if (message.ready < before || message.ready > config.compute)
-      throw std::invalid_argument("messages must be in the order in which they are ready, and none after the compute");
-    before = message.ready;
-  }
-  if (config.late != Late::kAccumulate && config.messages.size() != 1)
-    throw std::invalid_argument("a model is one message");
-  if (config.overlap && config.late == Late::kAccumulate)
-    throw std::invalid_argument("only averages of models run beside the next step");
-  return config;
-}
-
 BucketOptions OptionsOf(const JobConfig& config, bool signal) {
   BucketOptions options;
   options.type = DataType::kFloat64;
@@ -53,7 +31,7 @@ BucketOptions OptionsOf(const JobConfig& config, bool signal) {
 }  // namespace
 
 Job::Job(JobConfig config)
-    : config_(Checked(std::move(config))),
+    : config_(std::move(config)),
       coordinator_(config_.ranks),
       ranks_(static_cast<std::size_t>(config_.ranks)),
       negotiated_(-FromSeconds(config_.cycle)) {
@@ -304,7 +282,7 @@ void Job::Reduce(const Closing& closing, std::size_t message, const Members& mem
     const Bucket::Entry entry = At(rank).locals[message].bucket.Begin(view, 0);
     sum += *static_cast<const double*>(entry.input);
     outputs.push_back(static_cast<double*>(entry.output));
-    open_ -= entry.own ? 1 : 0;
+    open_ -= view.contributions[0].fresh ? 1 : 0;
   }
   for (double* output : outputs) *output = sum;
 }

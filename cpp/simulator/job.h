@@ -6,7 +6,6 @@
 #include <deque>
 #include <functional>
 #include <queue>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -26,7 +25,7 @@ struct JobConfig {
   int iterations = 1;
   Policy policy;
   // The messages of a step: each has gradients that travel together, or one message has the model. `ready` counts from
-  // the start of the step.
+  // the start of the step. Messages are sorted by `ready`, and none is ready after the compute.
   std::vector<Gradient> messages;
   Late late = Late::kAccumulate;  // `kAccumulate` if messages are gradients; other values mean a model
   double compute = 0;             // the time of a step without its delay; above 0
@@ -57,7 +56,6 @@ struct JobResult {
 // message.
 class Job {
  public:
-  // Throws std::invalid_argument if the lengths in `config` do not fit together.
   explicit Job(JobConfig config);
 
   // Runs the job to its end: all ranks have taken all steps, and nothing is pending. To be called once.

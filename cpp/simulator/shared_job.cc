@@ -6,23 +6,9 @@
 #include "simulator/clock.h"
 
 namespace horovod_partial {
-namespace {
-
-SharedJobConfig Checked(SharedJobConfig config) {
-  if (config.ranks < 1 || config.passes < 1 || config.updates < 1)
-    throw std::invalid_argument("a job has 1 rank, 1 micro-batch for each and 1 update, or more");
-  if (!(config.compute > 0)) throw std::invalid_argument("the compute of a micro-batch must be above 0 seconds");
-  const std::size_t cells = static_cast<std::size_t>(config.ranks) * static_cast<std::size_t>(config.updates);
-  if (config.in_first.size() != cells || config.in_each.size() != cells ||
-      config.in_own.size() != cells * static_cast<std::size_t>(config.passes))
-    throw std::invalid_argument("a job has a delay for each rank and each micro-batch of an update");
-  return config;
-}
-
-}  // namespace
 
 SharedJob::SharedJob(SharedJobConfig config)
-    : config_(Checked(std::move(config))),
+    : config_(std::move(config)),
       // Cycles must have different times: a micro-batch that is taken back from a rank is free only in a later cycle.
       cycle_(std::max(FromSeconds(config_.cycle), Time(1))),
       ledger_(config_.ranks, config_.ranks * config_.passes) {

@@ -46,7 +46,6 @@ struct SharedJobResult {
 // In the first update of a real job each rank makes its own micro-batches. Here the first update is like all others.
 class SharedJob {
  public:
-  // Throws std::invalid_argument if a number in `config` is out of range.
   explicit SharedJob(SharedJobConfig config);
 
   // Runs the job to its end. To be called once.

@@ -6,22 +6,15 @@
 #include <mutex>
 #include <stdexcept>
 
-#include "attach/attachment.h"
+#include "engine/surroundings.h"
 
 namespace horovod_partial::tf {
 namespace {
 
 // What Python has set. The application's threads set the refusal, and TensorFlow's threads read it.
-struct Settings {
-  attach::Attached* library = nullptr;
-  std::mutex mutex;     // guards `refusal`
-  std::string refusal;  // why tensors on GPUs are refused
-};
-
-Settings& OfProcess() {
-  static auto* settings = new Settings;
-  return *settings;
-}
+attach::Attached* library = nullptr;
+std::mutex refusal_mutex;          // guards `refusal`
+auto& refusal = *new std::string;  // why tensors on GPUs are refused; never freed, because kernels may outlive main
 
 }  // namespace
 
@@ -44,11 +37,11 @@ absl::Status AsStatus(const std::function<absl::Status()>& body) {
   }
 }
 
-attach::Attached& Library() { return *OfProcess().library; }
+attach::Attached& Library() { return *library; }
 
 std::string GpuRefusal() {
-  std::lock_guard<std::mutex> lock(OfProcess().mutex);
-  return OfProcess().refusal;
+  std::lock_guard<std::mutex> lock(refusal_mutex);
+  return refusal;
 }
 
 }  // namespace horovod_partial::tf
@@ -58,13 +51,12 @@ std::string GpuRefusal() {
 
 // Python has attached this process to the library, so this only finds it. No operation runs before.
 EXPORTED void horovod_partial_set_library(const char* path) {
-  horovod_partial::tf::OfProcess().library = &horovod_partial::attach::Attach(path, false);
+  horovod_partial::tf::library = &horovod_partial::attach::Attach(path, false);
 }
 
 EXPORTED bool horovod_partial_has_gpu_kernels() { return horovod_partial::tf::kHasGpuKernels; }
 
 EXPORTED void horovod_partial_refuse_gpus(const char* why) {
-  auto& settings = horovod_partial::tf::OfProcess();
-  std::lock_guard<std::mutex> lock(settings.mutex);
-  settings.refusal = why;
+  std::lock_guard<std::mutex> lock(horovod_partial::tf::refusal_mutex);
+  horovod_partial::tf::refusal = why;
 }

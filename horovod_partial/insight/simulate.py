@@ -411,6 +411,8 @@ def simulate(
     require(delays_in in ("each", "first"), "delays_in", "'each' or 'first'", delays_in)
     costs = [cluster.cost(algorithm, size) for size in range(1, ranks + 1)]
     step = trace.split(passes, split)
+    if not step.compute > 0:
+        raise ValueError(f"a step of the trace must compute for more than 0 seconds, not {step.compute}")
     # When each message of a step is ready, in seconds after the start of the step, and the messages' bytes.
     ready, nbytes = [step.compute], [float(step.nbytes)]
     if not isinstance(policy, ModelPolicy):

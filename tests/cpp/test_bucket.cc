@@ -93,7 +93,6 @@ class BucketTest : public testing::Test {
   Values Miss(float others) {
     const Bucket::Entry entry = Begin(CloseWithout());
     const Values sent = Sent(entry);
-    EXPECT_FALSE(entry.own);
     EXPECT_FALSE(End(entry, others));
     return sent;
   }
@@ -144,7 +143,6 @@ TEST_F(BucketTest, OnTimeIsSentFromWhereItLies) {
     Values input = {1, 2}, output(2);
     bucket_->Arrive({input.data(), output.data(), 1});
     const Bucket::Entry entry = Begin(CloseWith());
-    EXPECT_TRUE(entry.own);
     EXPECT_EQ(entry.input, input.data());
     EXPECT_EQ(entry.output, output.data());
   }
@@ -451,7 +449,7 @@ TEST_F(BucketTest, AnArrivalOfARankThatJoinsIsReportedAgain) {
   EXPECT_FALSE(bucket_->reported());
   EXPECT_EQ(bucket_->ReportArrival(), 2) << "what was pending is in it already";
   const Bucket::Entry entry = Begin(CloseWith());
-  EXPECT_TRUE(entry.own);
+  EXPECT_EQ(entry.input, values.data());
   EXPECT_THAT(Sent(entry), ElementsAre(6, 8));
 }
 

@@ -1278,8 +1278,7 @@ TEST_F(OneEngineTest, PlacesWhatTheApplicationHasWhenItsRoundBegins) {
   ReportAt(Now());
   testing::Mock::VerifyAndClearExpectations(&transport_);
   EXPECT_CALL(transport_, Place(_, _, _,
-                                AllOf(testing::Field(&Bucket::Entry::own, true),
-                                      testing::Field(&Bucket::Entry::input, values_.data()),
+                                AllOf(testing::Field(&Bucket::Entry::input, values_.data()),
                                       testing::Field(&Bucket::Entry::output, values_.data()))));
   CloseRound(true, 1);
 }

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <random>
-#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -215,29 +214,6 @@ TEST(JobTest, EveryGradientIsDeliveredOnce) {
 TEST(JobTest, IsTheSameEachTime) {
   const JobConfig config = Steps(Quorum(1), {{0, 0.3, 0.7}, {0.2, 0, 0.1}, {0, 0.9, 0}}, 0.1);
   EXPECT_EQ(Job(config).Run().ends, Job(config).Run().ends);
-}
-
-TEST(JobTest, RefusesWhatDoesNotFit) {
-  const JobConfig good = Steps(Quorum(1), {{0, 0}});
-  const auto refused = [&](void (*change)(JobConfig&)) {
-    JobConfig config = good;
-    change(config);
-    EXPECT_THROW(Job(std::move(config)), std::invalid_argument);
-  };
-  refused([](JobConfig& config) { config.ranks = 0; });
-  refused([](JobConfig& config) { config.ranks = -1; });
-  refused([](JobConfig& config) { config.iterations = 0; });
-  refused([](JobConfig& config) { config.compute = 0; });
-  refused([](JobConfig& config) { config.overlap = true; });
-  refused([](JobConfig& config) { config.messages.clear(); });
-  refused([](JobConfig& config) { config.messages[0].ready = 2; });
-  refused([](JobConfig& config) { config.messages = {{1, 8}, {0.5, 8}}; });
-  refused([](JobConfig& config) { config.delays.pop_back(); });
-  refused([](JobConfig& config) { config.costs.pop_back(); });
-  refused([](JobConfig& config) {
-    config.late = Late::kKeep;
-    config.messages = {{0.5, 8}, {1, 8}};
-  });
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ Report FullReport() {
   declaring.full = true;
   declaring.work = 2147483647;
   declaring.declaration =
-      Declaration{{}, DataType::kBool, {0, std::int64_t{1} << 40}, 7, 0.1, std::numeric_limits<double>::infinity()};
+      Declaration{{}, DataType::kFloat64, {0, std::int64_t{1} << 40}, 7, 0.1, std::numeric_limits<double>::infinity()};
   Policy& policy = declaring.declaration->policy;
   policy.rule = Policy::Rule::kInitiator;
   policy.quorum = 2147483647;

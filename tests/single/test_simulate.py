@@ -399,12 +399,15 @@ def test_splitting_costs_each_micro_batch() -> None:
         ({"policy": "most"}, "unknown sync policy"),
         ({"delays": np.zeros((1, 1))}, "must have the shape"),
         ({"delays": np.full((100, 2), -1.0)}, "0 or more seconds"),
+        ({"trace": one_message(0.0)}, "must compute for more than 0 seconds, not 0.0"),
+        ({"trace": one_message(0.0), "policy": "work_sharing"}, "must compute for more than 0 seconds"),
+        ({"trace": one_message(math.nan)}, "must compute for more than 0 seconds, not nan"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
-    values: dict[str, Any] = {"policy": "full", "ranks": 2, "cluster": FREE, **arguments}
+    values: dict[str, Any] = {"trace": one_message(1.0), "policy": "full", "ranks": 2, "cluster": FREE, **arguments}
     with pytest.raises(ValueError, match=message):
-        simulate(one_message(1.0), **values)
+        simulate(**values)
 
 
 # --- Command line -----------------------------------------------------------------------------------------------------

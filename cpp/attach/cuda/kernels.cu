@@ -50,12 +50,6 @@ struct AddTo {
     target[i] = static_cast<T>(static_cast<W>(target[i]) + static_cast<W>(source[i]));
   }
 };
-template <>
-struct AddTo<bool> {
-  bool* target;
-  const bool* source;
-  __device__ void operator()(std::size_t i) const { target[i] = target[i] || source[i]; }
-};
 
 template <class T>
 struct AddUnless {

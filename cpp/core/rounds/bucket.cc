@@ -191,7 +191,6 @@ Bucket::Entry Bucket::Begin(const Closing& closing, Rank rank) {
       outgoing_gradients_ = std::exchange(incoming_gradients_, 0);
       outgoing_late_ = incoming_late_ = 0;
     }
-    entry.own = true;
     entry.input = arrival_.input;
     entry.output = arrival_.output;
   } else {

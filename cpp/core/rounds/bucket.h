@@ -67,9 +67,8 @@ class Bucket {
     kWaiting,  // a round runs, so the contribution is pending. When Finish has ended the round, call TakeMissed
     kBusy,     // the arrival was refused: the result of an earlier arrival has not come yet, or has not been taken
   };
-  // What this rank reduces in a round.
+  // What this rank reduces in a round: its arrival if it is on time, else its pending sum, or zeros.
   struct Entry {
-    bool own = false;    // true if the rank sends its arrival, false if it sends the pending sum or zeros
     bool member = true;  // false if this rank takes no part in the round
     const void* input = nullptr;
     void* output = nullptr;

@@ -383,7 +383,7 @@ std::vector<Closing> Coordinator::Decide(Time now) {
     const auto reason = flush == Report::Flush::kEnding ? Closing::Reason::kEnd : Closing::Reason::kFlush;
     closings.push_back(Close(name, bucket, reason, now));
   }
-  again_ = again_ || (!unflushed_.empty() && (!closings.empty() || AnythingRuns()));
+  again_ = again_ || (!unflushed_.empty() && !closings.empty());
   Grant(now);
   return closings;
 }

@@ -58,10 +58,8 @@ void Add(DataType type, void* target, const void* source, std::size_t elements) 
     for (std::size_t i = 0; i < elements; ++i) {
       if constexpr (std::is_same_v<T, Half>) {
         to[i] = ToHalf(ToFloat(to[i]) + ToFloat(from[i]));
-      } else if constexpr (std::is_same_v<T, bool>) {
-        to[i] = to[i] || from[i];
       } else {
-        to[i] = static_cast<T>(to[i] + from[i]);
+        to[i] += from[i];
       }
     }
   });
@@ -75,8 +73,6 @@ void Scale(DataType type, void* data, std::size_t elements, double factor) {
     for (std::size_t i = 0; i < elements; ++i) {
       if constexpr (std::is_same_v<T, Half>) {
         at[i] = ToHalf(ToFloat(at[i]) * single);
-      } else if constexpr (std::is_same_v<T, bool>) {
-        throw std::invalid_argument("booleans cannot be scaled");
       } else if constexpr (std::is_same_v<T, float>) {
         at[i] *= single;
       } else {

@@ -71,7 +71,7 @@ std::string Stall::Describe(Time interval) const {
 }
 
 bool Telling::Begins(bool due) {
-  quiet_ = std::max(0, quiet_ - 1);
+  quiet_ = std::max<std::int64_t>(0, quiet_ - 1);
   if (!due || told_ || quiet_ > 0) return false;
   quiet_ = pause_;
   return told_ = true;

@@ -1,6 +1,7 @@
 // Finds waits that last too long, and the ranks that they wait for (docs/protocol.md, rule 14).
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <set>
@@ -34,7 +35,7 @@ std::string Describe(const Activity& own, Time interval);
 // Limits how often stalls are logged: between two logged stalls lie at least ten times `limit` intervals.
 class Telling {
  public:
-  explicit Telling(int limit) : pause_(10 * limit) {}
+  explicit Telling(int limit) : pause_(std::int64_t{10} * limit) {}
 
   // Must be called in each heartbeat interval. `due`: true if there is a stall. Returns true if it must be logged now.
   bool Begins(bool due);
@@ -42,8 +43,8 @@ class Telling {
   bool Ends(bool lasts) { return !lasts && std::exchange(told_, false); }
 
  private:
-  const int pause_;
-  int quiet_ = 0;  // the number of heartbeat intervals until a stall may be logged again
+  const std::int64_t pause_;
+  std::int64_t quiet_ = 0;  // the number of heartbeat intervals until a stall may be logged again
   bool told_ = false;
 };
 

@@ -449,7 +449,7 @@ class FakeHorovod {
   DataType TypeOf(const std::string& bucket) const {
     for (const auto& state : ranks_)
       if (const auto config = state->engine.buckets().ConfigOf(bucket)) return config->type;
-    return DataType::kUInt8;
+    return DataType::kFloat32;
   }
 
   void Callback(Rank rank, std::size_t i) {

@@ -184,7 +184,7 @@ class Replica {
     const Closing::Contribution& mine = closing->contributions[static_cast<std::size_t>(rank)];
     slipped = bucket_->state() == Bucket::State::kArrived && !mine.fresh;
     const Bucket::Entry entry = Do({Call::kBegin, rank, closing}).entry;
-    Require(entry.own == mine.fresh, "the entry is not what the closing says");
+    Require((entry.output == Output()) == mine.fresh, "the entry is not what the closing says");
     if (mine.fresh) model.wants_full = false;
     if (mine.fresh && keeps()) AnnounceModel();
     if (slipped) {
@@ -224,10 +224,11 @@ class Replica {
   void Finish(Rank rank, Sum input, Sum result) {
     Require(*static_cast<const Sum*>(entry_.input) == input, "what was being sent has been written");
     const bool on_time = Do({Call::kFinish, result, nullptr}).on_time;
-    Require(on_time == (entry_.own && !model.delivers), "a result went to the wrong place");
+    const bool fresh = bucket_->last().contributions[static_cast<std::size_t>(rank)].fresh;
+    Require(on_time == (fresh && !model.delivers), "a result went to the wrong place");
     const bool news = bucket_->last().gradients(rank) > 0;
     if (news) model.finished = result + (keeps() ? 0 : model.finished);
-    if (entry_.own) {
+    if (fresh) {
       model.arrival = 0;
       model.arrival_gradients = 0;
     } else if (!keeps()) {
