@@ -146,9 +146,9 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     functions.broadcast_parameters(params, root_rank)
     tensors = params.values() if isinstance(params, Mapping) else [tensor for _, tensor in params]
     sent = {tensor.data_ptr() for tensor in tensors if torch.is_tensor(tensor)}
-    for exchange in runtime.exchanges():
-        if isinstance(exchange, RoundApplier):
-            exchange.parameters_came(sent, root_rank)
+    for replica in [exchange.replica for exchange in runtime.exchanges()]:
+        if isinstance(replica, ReplicaState):
+            replica.optimizer._exchange.parameters_came(sent, root_rank)
 
 
 def _flush() -> None:
