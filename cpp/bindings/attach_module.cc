@@ -102,7 +102,7 @@ class DrainedFamily {
 std::unique_ptr<DrainedFamily> Drain(const FamilyHandle& family, double waited, bool hooks_wait) {
   const std::int32_t number = family.number();
   py::gil_scoped_release release;
-  const Time since = Now() - Seconds(waited);
+  const Time since = Now() - FromSeconds(waited);
   return std::make_unique<DrainedFamily>(attach::FindSession(family.library, number), family.names, since, hooks_wait);
 }
 
@@ -413,7 +413,7 @@ PYBIND11_MODULE(_attach, m) {
   m.def(
       "set_thresholds",
       [](double waiting_seconds, double parked_seconds) {
-        attach::SessionsOfProcess().SetThresholds({Seconds(waiting_seconds), Seconds(parked_seconds)});
+        attach::SessionsOfProcess().SetThresholds({FromSeconds(waiting_seconds), FromSeconds(parked_seconds)});
       },
       released, py::arg("waiting_seconds"), py::arg("parked_seconds"));
   // The one log of this process is in _attach, because our code in Horovod's background thread writes to it, too.

@@ -4,17 +4,13 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <chrono>
 #include <cstddef>
 #include <vector>
 
 #include "core/merging/merging_plan.h"
 #include "core/rounds/statistics.h"
-#include "core/values/types.h"
 
 namespace horovod_partial {
-
-inline Time Seconds(double seconds) { return std::chrono::duration_cast<Time>(std::chrono::duration<double>(seconds)); }
 
 inline pybind11::dict Describe(const BucketStatistics& statistics) {
   pybind11::dict reasons;

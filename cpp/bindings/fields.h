@@ -11,6 +11,7 @@
 
 #include "bindings/conversions.h"
 #include "core/values/fields.h"
+#include "core/values/types.h"
 
 namespace horovod_partial {
 
@@ -20,7 +21,7 @@ void SetField(const Field<Value>& field, const pybind11::handle& given) try {
   if constexpr (std::is_enum_v<Value>) {
     field.value = FromName<Value>(field.name, given.cast<std::string>());
   } else if constexpr (std::is_same_v<Value, Time>) {
-    field.value = Seconds(given.cast<double>());
+    field.value = FromSeconds(given.cast<double>());
   } else {
     field.value = given.cast<Value>();
   }

@@ -1,16 +1,9 @@
-// Simulated time: conversion from seconds, and the times of cycles.
+// The times of cycles in simulated time.
 #pragma once
-
-#include <chrono>
 
 #include "core/values/types.h"
 
 namespace horovod_partial {
-
-inline Time FromSeconds(double seconds) {
-  return std::chrono::duration_cast<Time>(std::chrono::duration<double>(seconds) +
-                                          std::chrono::duration<double>(5e-10));
-}
 
 // Returns when an arrival that comes at `since` is negotiated. A cycle can begin at `first`, and further cycles follow
 // at intervals of `cycle`. If `cycle` is 0, a cycle can begin at any time from `first` on.

@@ -91,6 +91,7 @@ def test_a_replaced_field_changes_a_copy() -> None:
     policy = _core.Policy(quorum=2)
     assert policy.replace(quorum=3, window=4) == _core.Policy(quorum=3, window=4)
     assert policy == _core.Policy(quorum=2)
+    assert policy.replace(grace_seconds=policy.grace_seconds) == policy  # an automatic grace is -1 nanosecond
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,10 @@ inline std::size_t Index(Rank rank) { return static_cast<std::size_t>(rank); }
 using Time = std::chrono::nanoseconds;
 constexpr Time kNever = Time::max();
 inline double ToSeconds(Time time) { return std::chrono::duration<double>(time).count(); }
+// Rounds to the nearest nanosecond.
+inline Time FromSeconds(double seconds) {
+  return std::chrono::floor<Time>(std::chrono::duration<double>(seconds + 5e-10));
+}
 // One year. A longer time in a setting or in a message is an error.
 constexpr Time kLongest = std::chrono::hours(24 * 365);
 
