@@ -4,8 +4,9 @@
 
 ResNet-50 on images of 224 x 224, or a Transformer of 98 million parameters, in single precision (TF32) on random data. All
 ranks share the GPU. Each arm has a model of its own; the arms take turns in blocks of a few steps, in balanced orders, each
-behind a barrier: first with nobody slow, then with the last rank asleep for --delay-ms in each step. A figure is the median over the blocks of what all ranks get through in a second; where Horovod's two arms differ by more than 2 % with
-nobody slow, the ratios mean nothing.
+behind a barrier: first with nobody slow, then with the last rank asleep for --delay-ms in each step. A figure is the median
+over the blocks of what all ranks get through in a second; where Horovod's two arms differ by more than 2 % with nobody slow,
+the ratios mean nothing.
 
 Memory, on a GPU only, is measured in a second job, in which one arm trains after the other, with the last rank slowed. It is
 what an arm needs beside what was in use before it: the most that PyTorch allocated on a rank, and what was in use on the

@@ -96,8 +96,9 @@ class RoundApplier(Exchange, ABC):
     def _note_queued(self) -> None:
         """Note what is queued on the current CUDA streams now. Call this at the end of a step."""
         for device in {bucket.flat.device for bucket in self.buckets if bucket.flat.is_cuda}:
-            event = self._queued.setdefault(device, torch.cuda.Event())  # type: ignore[no-untyped-call]
-            event.record(torch.cuda.current_stream(device))
+            if device not in self._queued:
+                self._queued[device] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._queued[device].record(torch.cuda.current_stream(device))
 
     @contextmanager
     def _outside_of_steps(self) -> Iterator[None]:
